@@ -1,0 +1,212 @@
+"""The lease rules: what each of the five commands does to the slot of one key.  Pure and total.
+
+    decide(slot, command, now, fencing_floor) -> (slot, answer or problem)
+
+                       grant                 expires_at - MARGIN    expires_at     + GRACE
+    a lease's life     |---- renewable, repeatable ----|-- repeatable --|-- held by nobody, --|-- free
+                                                                          not yet takeable
+
+Time is whole microseconds of the store's clock.  A slot returned as the same object was not changed.
+The rules in words: docs/semantics.md#lease-rules; as data: conformance/tables/transitions.json.
+"""
+
+from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass, replace
+
+from volcano_server import fencing
+from volcano_server.problems import LOCK_HELD, LOCK_OWNERSHIP_LOST, Problem
+
+SECOND = 1_000_000
+DAY = 86_400 * SECOND
+GRACE = SECOND
+MARGIN = SECOND
+LONGEST = 90 * DAY
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One acquisition of a key.  `token` is the canonical (lower-case) lock token."""
+
+    token: str
+    expires_at: int
+    hard_deadline: int
+
+    def __repr__(self) -> str:  # the token is a secret
+        return f"Lease(expires_at={self.expires_at}, hard_deadline={self.hard_deadline})"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What is kept per key.  A release empties the lease and keeps the fencing token.
+
+    `changed_at` is the `now` of the last change.
+    """
+
+    fencing_token: int
+    lease: Lease | None
+    changed_at: int
+
+    def free_at(self) -> int:
+        """From when on the key can be taken."""
+        return self.changed_at if self.lease is None else self.lease.expires_at + GRACE
+
+    def is_free(self, now: int) -> bool:
+        return self.lease is None or now >= self.lease.expires_at + GRACE
+
+
+NEVER_HELD = Slot(fencing_token=0, lease=None, changed_at=0)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotKey:
+    """Where a slot lives.  Two projects may use the same key without meeting."""
+
+    project: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    slot_key: SlotKey
+    token: str
+    ttl_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    slot_key: SlotKey
+    token: str
+    ttl_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    slot_key: SlotKey
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForceRelease:
+    slot_key: SlotKey
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    slot_key: SlotKey
+
+
+Write = Acquire | Renew | Release | ForceRelease
+Command = Write | Read
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The answer to an acquire or a renewal.  `expires_in`: µs left when it was decided."""
+
+    expires_at: int
+    fencing_token: int
+    expires_in: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The key is free at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    expires_at: int
+    fencing_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """The answer to a read of a key that can be taken."""
+
+
+Answer = Granted | Released | Held | Free | Problem
+
+
+def decide(slot: Slot, command: Command, now: int, fencing_floor: int) -> tuple[Slot, Answer]:
+    """One command on one slot: the slot afterwards and what the caller hears."""
+    match command:
+        case Acquire():
+            return _acquire(slot, command, now, fencing_floor)
+        case Renew():
+            return _renew(slot, command, now)
+        case Release():
+            return _release(slot, command, now)
+        case ForceRelease():
+            return (slot if slot.is_free(now) else _emptied(slot, now)), Released()
+        case Read():
+            return slot, _read(slot, now)
+
+
+def decide_all(
+    slots: MutableMapping[SlotKey, Slot], commands: Iterable[Command], now: int, fencing_floor: int
+) -> tuple[list[Answer], dict[SlotKey, Slot]]:
+    """A batch in its order, each command seeing the outcome of the one before.
+
+    `slots` holds what the store knows of the batch's keys and is brought up to date; a key it lacks
+    was never held.  Also returned: the slots that changed, which are what has to be written.
+    """
+    answers: list[Answer] = []
+    changed: dict[SlotKey, Slot] = {}
+    for command in commands:
+        before = slots.get(command.slot_key, NEVER_HELD)
+        after, answer = decide(before, command, now, fencing_floor)
+        if after is not before:
+            slots[command.slot_key] = changed[command.slot_key] = after
+        answers.append(answer)
+    return answers, changed
+
+
+def _acquire(slot: Slot, command: Acquire, now: int, fencing_floor: int) -> tuple[Slot, Answer]:
+    lease = slot.lease
+    if lease is None or slot.is_free(now):
+        return _granted(
+            slot,
+            Lease(command.token, expires_at=now, hard_deadline=now + LONGEST),
+            fencing.next_token(slot.fencing_token, fencing_floor),
+            command.ttl_seconds,
+            now,
+        )
+    if lease.token != command.token:
+        return slot, LOCK_HELD
+    if now >= lease.expires_at:
+        return slot, LOCK_OWNERSHIP_LOST
+    return _granted(slot, lease, slot.fencing_token, command.ttl_seconds, now)
+
+
+def _renew(slot: Slot, command: Renew, now: int) -> tuple[Slot, Answer]:
+    lease = slot.lease
+    if lease is None or lease.token != command.token or now >= lease.expires_at - MARGIN:
+        return slot, LOCK_OWNERSHIP_LOST
+    return _granted(slot, lease, slot.fencing_token, command.ttl_seconds, now)
+
+
+def _granted(
+    slot: Slot, lease: Lease, fencing_token: int, ttl_seconds: int, now: int
+) -> tuple[Slot, Answer]:
+    expires_at = min(now + ttl_seconds * SECOND, lease.hard_deadline)
+    granted = Slot(fencing_token, replace(lease, expires_at=expires_at), changed_at=now)
+    return granted, Granted(expires_at, fencing_token, expires_in=expires_at - now)
+
+
+def _release(slot: Slot, command: Release, now: int) -> tuple[Slot, Answer]:
+    lease = slot.lease
+    if lease is None or slot.is_free(now):
+        return slot, Released()
+    if lease.token != command.token:
+        return slot, LOCK_OWNERSHIP_LOST
+    return _emptied(slot, now), Released()
+
+
+def _emptied(slot: Slot, now: int) -> Slot:
+    return Slot(slot.fencing_token, lease=None, changed_at=now)
+
+
+def _read(slot: Slot, now: int) -> Answer:
+    if slot.lease is None or slot.is_free(now):
+        return Free()
+    return Held(slot.lease.expires_at, slot.fencing_token)
