@@ -145,7 +145,7 @@ def demo(session: nox.Session) -> None:
 
 @in_environment
 def chaos(session: nox.Session) -> None:
-    """kill -9 of the server under load, again and again."""
+    """The server killed under load, again and again: kill -9 loses nothing."""
     needed(session, "chaos")
     pytest(session, "reference-server/tests/chaos", "--timeout=600")
 
@@ -187,7 +187,8 @@ def run(session: nox.Session, *command: str, silent: bool = False) -> None:
     """Run a command of the environment."""
     path = os.pathsep.join([str(ENVIRONMENT / "bin"), search_path(session)])
     env = {**UNSET, "PATH": path, "VIRTUAL_ENV": str(ENVIRONMENT)}
-    session.run(*command, env=env, external=True, silent=silent)
+    program = str(ENVIRONMENT / "bin" / command[0])
+    session.run(program, *command[1:], env=env, external=True, silent=silent)
 
 
 def pytest(session: nox.Session, *arguments: str) -> None:
