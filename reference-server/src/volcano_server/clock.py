@@ -114,12 +114,11 @@ class LeaseClock:
             self.jump = now - latest.now
         self._start = Anchor(boot_id, elapsed, now)
 
-    def now(self) -> int:
-        return self._start.now + (self._host.elapsed() - self._start.elapsed)
-
     def anchor(self) -> Anchor:
-        """To be stored with a commit."""
+        """The present moment, in the form in which a commit stores it."""
         elapsed = self._host.elapsed()
-        return Anchor(
-            self._start.boot_id, elapsed, self._start.now + (elapsed - self._start.elapsed)
-        )
+        now = self._start.now + max(0, elapsed - self._start.elapsed)
+        return Anchor(self._start.boot_id, elapsed, now)
+
+    def now(self) -> int:
+        return self.anchor().now

@@ -2,16 +2,16 @@
 
     decide(slot, command, now, fencing_floor) -> (slot, answer or problem)
 
-                       grant                 expires_at - MARGIN    expires_at     + GRACE
-    a lease's life     |---- renewable, repeatable ----|-- repeatable --|-- held by nobody, --|-- free
-                                                                          not yet takeable
+                      grant                     -MARGIN     expires_at          +GRACE
+    a lease's life      |-- renew, acquire again --|-- acquire again --|-- nobody's --|-- free
 
-Time is whole microseconds of the store's clock.  A slot returned as the same object was not changed.
+Time is whole microseconds of the store's clock.  A slot that comes back as the same object was not
+changed.
 The rules in words: docs/semantics.md#lease-rules; as data: conformance/tables/transitions.json.
 """
 
 from collections.abc import Iterable, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from volcano_server import fencing
 from volcano_server.problems import LOCK_HELD, LOCK_OWNERSHIP_LOST, Problem
@@ -27,12 +27,9 @@ LONGEST = 90 * DAY
 class Lease:
     """One acquisition of a key.  `token` is the canonical (lower-case) lock token."""
 
-    token: str
+    token: str = field(repr=False)  # a secret
     expires_at: int
     hard_deadline: int
-
-    def __repr__(self) -> str:  # the token is a secret
-        return f"Lease(expires_at={self.expires_at}, hard_deadline={self.hard_deadline})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +65,21 @@ class SlotKey:
 @dataclass(frozen=True, slots=True)
 class Acquire:
     slot_key: SlotKey
-    token: str
+    token: str = field(repr=False)
     ttl_seconds: int
 
 
 @dataclass(frozen=True, slots=True)
 class Renew:
     slot_key: SlotKey
-    token: str
+    token: str = field(repr=False)
     ttl_seconds: int
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
     slot_key: SlotKey
-    token: str
+    token: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +162,6 @@ def _acquire(slot: Slot, command: Acquire, now: int, fencing_floor: int) -> tupl
     lease = slot.lease
     if lease is None or slot.is_free(now):
         return _granted(
-            slot,
             Lease(command.token, expires_at=now, hard_deadline=now + LONGEST),
             fencing.next_token(slot.fencing_token, fencing_floor),
             command.ttl_seconds,
@@ -175,19 +171,17 @@ def _acquire(slot: Slot, command: Acquire, now: int, fencing_floor: int) -> tupl
         return slot, LOCK_HELD
     if now >= lease.expires_at:
         return slot, LOCK_OWNERSHIP_LOST
-    return _granted(slot, lease, slot.fencing_token, command.ttl_seconds, now)
+    return _granted(lease, slot.fencing_token, command.ttl_seconds, now)
 
 
 def _renew(slot: Slot, command: Renew, now: int) -> tuple[Slot, Answer]:
     lease = slot.lease
     if lease is None or lease.token != command.token or now >= lease.expires_at - MARGIN:
         return slot, LOCK_OWNERSHIP_LOST
-    return _granted(slot, lease, slot.fencing_token, command.ttl_seconds, now)
+    return _granted(lease, slot.fencing_token, command.ttl_seconds, now)
 
 
-def _granted(
-    slot: Slot, lease: Lease, fencing_token: int, ttl_seconds: int, now: int
-) -> tuple[Slot, Answer]:
+def _granted(lease: Lease, fencing_token: int, ttl_seconds: int, now: int) -> tuple[Slot, Answer]:
     expires_at = min(now + ttl_seconds * SECOND, lease.hard_deadline)
     granted = Slot(fencing_token, replace(lease, expires_at=expires_at), changed_at=now)
     return granted, Granted(expires_at, fencing_token, expires_in=expires_at - now)
