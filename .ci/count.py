@@ -1,6 +1,6 @@
 """Sums what the sessions of one `./dev test` left in .nox/reports.
 
-    count.py DIRECTORY EXIT_STATUS   prints "N passed, N failed, N skipped"; exit 1 unless all is well
+    count.py DIRECTORY EXIT_STATUS    prints "N passed, N failed, N skipped", exits 1 unless green
 
 `sessions.json` is nox's report and names the sessions; `<session>.xml` holds the counts of those
 that count (JUnit XML of pytest, node:test, minitest and the conformance runner).  A session without
