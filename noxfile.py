@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import nox
@@ -185,7 +185,7 @@ UV = str(Path(sys.executable).with_name("uv"))
 
 def run(session: nox.Session, *command: str, silent: bool = False) -> None:
     """Run a command of the environment."""
-    path = os.pathsep.join([str(ENVIRONMENT / "bin"), search_path(session)])
+    path = with_first(ENVIRONMENT / "bin", os.environ)
     env = {**UNSET, "PATH": path, "VIRTUAL_ENV": str(ENVIRONMENT)}
     program = str(ENVIRONMENT / "bin" / command[0])
     session.run(program, *command[1:], env=env, external=True, silent=silent)
@@ -234,6 +234,7 @@ def with_stamp(stamp: Path, inside: Iterable[Path], do: Callable[[], object]) ->
     if not stamp.exists() or stamp.read_text() != digest.hexdigest():
         stamp.unlink(missing_ok=True)
         do()
+        stamp.parent.mkdir(exist_ok=True)
         stamp.write_text(digest.hexdigest())
 
 
@@ -246,8 +247,9 @@ def python_rooms() -> list[list[str]]:
     return [room for room in found if room]
 
 
-def search_path(session: nox.Session) -> str:
-    return session.env.get("PATH") or os.environ.get("PATH", os.defpath)
+def with_first(directory: Path, env: Mapping[str, str]) -> str:
+    """The search path of `env` with another directory in front."""
+    return os.pathsep.join([str(directory), env.get("PATH", os.defpath)])
 
 
 def node_reporters(reporters: dict[str, object]) -> list[str]:
@@ -273,7 +275,8 @@ def use_node(session: nox.Session) -> None:
         session.run(UV, "pip", "install", *options)
 
     with_stamp(home / "lock.stamp", [lock_file], do)
-    session.env["PATH"] = os.pathsep.join([str(home / "bin"), search_path(session)])
+    # For nox, which looks programs up itself, and for what they start.
+    os.environ["PATH"] = session.env["PATH"] = with_first(home / "bin", os.environ)
 
 
 def use_ruby(session: nox.Session) -> None:
