@@ -5,6 +5,7 @@ The host has three facts: the wall clock (which people and time servers set), th
 never runs backwards and never jumps with the wall clock: docs/semantics.md#the-clock-on-sqlite.
 """
 
+import subprocess
 import time
 import uuid
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_SYSCTL = "/usr/sbin/sysctl"  # where there is no /proc: macOS
 
 
 class HostClock(Protocol):
@@ -51,7 +53,13 @@ def _read_boot_id() -> str:
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
-        # Without a boot id every start counts as a reboot, which only ever lets leases live longer.
+        pass  # not Linux
+    try:
+        return subprocess.check_output(
+            [_SYSCTL, "-n", "kern.bootsessionuuid"], text=True, timeout=5
+        ).strip()
+    except (OSError, subprocess.SubprocessError):
+        # Every start counts as a reboot, which only ever lets leases live longer.
         return str(uuid.uuid4())
 
 
@@ -86,6 +94,24 @@ class ManualClock:
         """The time since boot starts again, under another boot id; the wall clock goes on."""
         self._elapsed = 0
         self._boots += 1
+
+
+class MovableClock(SystemClock):
+    """The real host, except that a test may let time pass: for development servers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._moved = 0
+
+    def wall(self) -> int:
+        return super().wall() + self._moved
+
+    def elapsed(self) -> int:
+        return super().elapsed() + self._moved
+
+    def advance(self, seconds: float) -> None:
+        """Both clocks move."""
+        self._moved += round(seconds * 1_000_000)
 
 
 @dataclass(frozen=True, slots=True)

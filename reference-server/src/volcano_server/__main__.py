@@ -1,0 +1,3 @@
+from volcano_server.cli import main
+
+main()

@@ -1,0 +1,321 @@
+"""Who may do what: credentials -> Caller.
+
+    Authorization: Bearer sk-…  --sha256-->  digest  --dict-->  Caller(project, permissions, quota)
+
+Projects and credentials live in an SQLite file of their own beside the locks' file, because the
+server owns that one alone.  The command line writes the file while a server runs; the server reads
+it again within a second.  So it has a rollback journal and is opened for each use.
+
+A key is 256 random bits, so a plain SHA-256 of it is enough: there is nothing to guess.  The key
+itself is shown once, by the command that makes it, and kept nowhere.
+"""
+
+import hashlib
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from volcano_server.problems import (
+    AUTHENTICATION_REQUIRED,
+    INVALID_CREDENTIALS,
+    Problem,
+)
+
+DEFAULT_QUOTA = 600
+"""Requests a project may make in each minute of the clock; 0 is no limit."""
+
+MANAGE_LOCKS = "locks.manage"
+EVERYTHING = "*"
+
+Kind = Literal["service", "anon"]
+PREFIXES: Mapping[Kind, str] = {"service": "sk-", "anon": "ak-"}
+
+_SCHEMA_VERSION = 1
+_SCHEMA = f"""
+create table project (
+    name text primary key,
+    quota integer not null check (quota >= 0),
+    created_at integer not null                        -- seconds since 1970
+) strict;
+create table credential (
+    id text primary key,                               -- short and not secret, for people
+    project text not null references project (name),
+    kind text not null check (kind in ('service', 'anon')),
+    permissions text not null,                         -- separated by spaces
+    digest blob not null unique,                       -- SHA-256 of the key
+    created_at integer not null,
+    revoked_at integer
+) strict;
+pragma user_version = {_SCHEMA_VERSION};
+"""
+_BUSY_SECONDS = 5.0
+_YOUNG_SECONDS = 2.0
+
+
+class AccessError(Exception):
+    """The file of credentials cannot be used.  The text is one sentence for the operator."""
+
+
+class UnknownNameError(AccessError):
+    """No such project or credential."""
+
+
+class NewerSchemaError(AccessError):
+    """The file was written by a newer version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whoever sent a request.  `quota` is in requests a minute, 0 being no limit."""
+
+    project: str
+    credential_id: str
+    kind: Kind = "service"
+    permissions: frozenset[str] = frozenset({MANAGE_LOCKS})
+    quota: int = DEFAULT_QUOTA
+
+    def may_manage_locks(self) -> bool:
+        return self.kind == "service" and not self.permissions.isdisjoint(
+            (MANAGE_LOCKS, EVERYTHING)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    name: str
+    quota: int
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What is known of a key once it has been shown."""
+
+    id: str
+    project: str
+    kind: Kind
+    permissions: tuple[str, ...]
+    created_at: int
+    revoked_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a refresh found: ids of credentials."""
+
+    added: frozenset[str]
+    removed: frozenset[str]
+
+
+def digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+class Access:
+    """The credentials that count now: some fixed ones, and those of a file if there is one."""
+
+    def __init__(
+        self, fixed: Mapping[str, Caller] | None = None, *, file: "AccessFile | None" = None
+    ) -> None:
+        self._fixed = {digest(key.encode()): caller for key, caller in (fixed or {}).items()}
+        self._file = file
+        self._seen: FileState | None = None
+        # {b"\x9f…": Caller(project="shop", credential_id="k3f9…", ...)}; replaced, never changed
+        self._callers: Mapping[bytes, Caller] = dict(self._fixed)
+
+    def authenticate(self, authorization: bytes | None) -> Caller | Problem:
+        """The caller behind the value of an Authorization header (docs/semantics.md#credentials)."""
+        if authorization is None:
+            return AUTHENTICATION_REQUIRED
+        scheme, _, key = authorization.partition(b" ")
+        key = key.strip()
+        if scheme.lower() != b"bearer" or not key:
+            return AUTHENTICATION_REQUIRED
+        return self._callers.get(digest(key)) or INVALID_CREDENTIALS
+
+    def refresh(self) -> Changes:
+        """Read the file again if it may have changed.  Blocks; raises AccessError."""
+        if self._file is None:
+            return Changes(frozenset(), frozenset())
+        state = self._file.state()
+        # A file that changed a moment ago may change again within one tick of its timestamps.
+        if state == self._seen and state.age() > _YOUNG_SECONDS:
+            return Changes(frozenset(), frozenset())
+        before = {caller.credential_id for caller in self._callers.values()}
+        self._callers = {**self._file.callers(), **self._fixed}
+        self._seen = state
+        after = {caller.credential_id for caller in self._callers.values()}
+        return Changes(added=frozenset(after - before), removed=frozenset(before - after))
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """What of a file changes with its contents.  All zero for a file that is not there."""
+
+    inode: int
+    size: int
+    changed_at: int  # nanoseconds
+
+    def age(self) -> float:
+        """Seconds since the change, by the wall clock; a clock set back counts as just now."""
+        return (time.time_ns() - self.changed_at) / 1e9
+
+
+class AccessFile:
+    """Projects and credentials on disk.  Every method blocks and may raise AccessError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def beside(cls, store: Path) -> "AccessFile":
+        """The file that belongs to the locks' file `store`: locks.db -> locks.access.db."""
+        return cls(store.with_name(f"{store.stem}.access{store.suffix or '.db'}"))
+
+    def state(self) -> FileState:
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return FileState(0, 0, 0)
+        except OSError as error:
+            raise AccessError(f"cannot read {self.path}: {error.strerror}") from error
+        return FileState(found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def callers(self) -> dict[bytes, Caller]:
+        """Every credential that is not revoked, by the digest of its key."""
+        if not self.path.exists():
+            return {}
+        with self._opened() as database:
+            rows = database.execute(
+                "select digest, credential.id, project, kind, permissions, quota"
+                " from credential join project on project = name where revoked_at is null"
+            ).fetchall()
+        return {
+            hashed: Caller(project, id_, kind, frozenset(permissions.split()), quota)
+            for hashed, id_, project, kind, permissions, quota in rows
+        }
+
+    def create_project(self, name: str, *, quota: int = DEFAULT_QUOTA) -> None:
+        with self._opened(create=True) as database:
+            try:
+                database.execute(
+                    "insert into project values (?, ?, ?)", (name, quota, int(time.time()))
+                )
+            except sqlite3.IntegrityError:
+                raise AccessError(f"the project {name!r} exists already") from None
+
+    def projects(self) -> list[Project]:
+        if not self.path.exists():
+            return []
+        with self._opened() as database:
+            rows = database.execute("select name, quota from project order by name")
+            return [Project(*row) for row in rows]
+
+    def set_quota(self, project: str, quota: int) -> None:
+        with self._opened() as database:
+            changed = database.execute(
+                "update project set quota = ? where name = ?", (quota, project)
+            )
+            if changed.rowcount == 0:
+                raise _unknown_project(project)
+
+    def create_key(
+        self, project: str, *, kind: Kind, permissions: tuple[str, ...] = (MANAGE_LOCKS,)
+    ) -> tuple[str, str]:
+        """A new credential: (the key, which nobody can ask for again; its id)."""
+        key = PREFIXES[kind] + secrets.token_urlsafe(32)
+        id_ = f"key_{secrets.token_hex(4)}"
+        granted = " ".join(permissions) if kind == "service" else ""
+        with self._opened() as database:
+            found = database.execute("select 1 from project where name = ?", (project,))
+            if found.fetchone() is None:
+                raise _unknown_project(project)
+            database.execute(
+                "insert into credential values (?, ?, ?, ?, ?, ?, null)",
+                (id_, project, kind, granted, digest(key.encode()), int(time.time())),
+            )
+        return key, id_
+
+    def keys(self, project: str | None = None) -> list[Credential]:
+        with self._opened() as database:
+            if project is not None:
+                found = database.execute("select 1 from project where name = ?", (project,))
+                if found.fetchone() is None:
+                    raise _unknown_project(project)
+            rows = database.execute(
+                "select id, project, kind, permissions, created_at, revoked_at from credential"
+                " where ?1 is null or project = ?1 order by created_at, id",
+                (project,),
+            )
+            return [
+                Credential(id_, owner, kind, tuple(permissions.split()), created_at, revoked_at)
+                for id_, owner, kind, permissions, created_at, revoked_at in rows
+            ]
+
+    def revoke_key(self, id_: str) -> None:
+        """Revoking twice is the same as revoking once."""
+        with self._opened() as database:
+            changed = database.execute(
+                "update credential set revoked_at = coalesce(revoked_at, ?) where id = ?",
+                (int(time.time()), id_),
+            )
+            if changed.rowcount == 0:
+                raise UnknownNameError(
+                    f"no key has the id {id_!r}; `volcano-server keys list` shows the ids"
+                )
+
+    @contextmanager
+    def _opened(self, *, create: bool = False) -> Iterator[sqlite3.Connection]:
+        """One transaction on a connection of its own."""
+        if create and not self.path.exists():
+            _create_private(self.path)
+        elif not self.path.exists():
+            raise UnknownNameError(
+                f"there is no file {self.path}; `volcano-server projects create NAME` makes it"
+            )
+        try:
+            database = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
+        except sqlite3.Error as error:
+            raise AccessError(f"cannot open {self.path}: {error}") from error
+        try:
+            database.execute("pragma foreign_keys = on")
+            database.execute("begin immediate" if create else "begin")
+            self._check_schema(database, create=create)
+            yield database
+            database.execute("commit")
+        except sqlite3.Error as error:
+            raise AccessError(f"cannot use {self.path}: {error}") from error
+        finally:
+            database.close()
+
+    def _check_schema(self, database: sqlite3.Connection, *, create: bool) -> None:
+        (version,) = database.execute("pragma user_version").fetchone()
+        if version > _SCHEMA_VERSION:
+            raise NewerSchemaError(
+                f"{self.path} has schema {version}, written by a newer volcano-server; "
+                f"this one knows schema {_SCHEMA_VERSION}"
+            )
+        if version == 0:
+            if not create:
+                raise AccessError(f"{self.path} is not a file of volcano-server credentials")
+            for statement in _SCHEMA.split(";"):
+                database.execute(statement)
+
+
+def _create_private(path: Path) -> None:
+    """An empty file that only its owner reads.  SQLite takes an empty file as a new database."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+    except OSError as error:
+        raise AccessError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _unknown_project(name: str) -> UnknownNameError:
+    return UnknownNameError(
+        f"there is no project {name!r}; `volcano-server projects list` shows them"
+    )

@@ -1,0 +1,118 @@
+"""The ASGI application: its routes, and what runs as long as it does."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from volcano_server.access import Access, AccessError
+from volcano_server.batch import BatchQueue
+from volcano_server.clock import HostClock
+from volcano_server.logs import Log
+from volcano_server.problems import INTERNAL_ERROR
+from volcano_server.routes import (
+    LockRoute,
+    Metrics,
+    on_http_exception,
+    operator_routes,
+    problem_response,
+    test_routes,
+)
+from volcano_server.service import LockService
+from volcano_server.settings import Settings
+from volcano_server.stores.store import Store, StoreUnavailableError
+
+
+def create_app(
+    store: Store,
+    access: Access,
+    clock: HostClock,
+    settings: Settings | None = None,
+    *,
+    log: Log | None = None,
+) -> Starlette:
+    """The server as an ASGI app.  Its lifespan opens and closes `store`.
+
+    `clock` is the host's, the same that the store was made with: quota windows follow its wall clock.
+    What fails at start-up is raised through the lifespan and kept as `app.state.startup_error`.
+    """
+    settings = settings or Settings()
+    log = log or Log(quiet=True)
+    queue = BatchQueue(store)
+    service = LockService(access, queue, clock, settings)
+    metrics = Metrics()
+
+    async def on_fault(request: Request, _: Exception) -> Response:
+        log.trouble("internal_error", path=request.url.path, exc_info=True)
+        return problem_response(INTERNAL_ERROR, request)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        try:
+            await asyncio.to_thread(access.refresh)
+            await store.open()
+        except Exception as error:
+            app.state.startup_error = error
+            raise
+        chores = [
+            asyncio.create_task(_every(settings.access_refresh, _refresher(access, log))),
+            asyncio.create_task(_every(settings.sweep_every, _sweeper(store, settings))),
+        ]
+        try:
+            yield
+        finally:
+            for chore in chores:
+                chore.cancel()
+            await asyncio.gather(*chores, return_exceptions=True)
+            await queue.close()
+            await store.close()
+
+    app = Starlette(
+        routes=[
+            LockRoute(service, metrics, log),
+            *operator_routes(service, metrics),
+            *(test_routes(service) if settings.test_controls else []),
+        ],
+        exception_handlers={HTTPException: on_http_exception, Exception: on_fault},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False  # a redirect is not JSON, and no client follows one
+    return app
+
+
+async def _every(seconds: float, chore: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        await chore()
+
+
+def _refresher(access: Access, log: Log) -> Callable[[], Awaitable[None]]:
+    async def refresh() -> None:
+        try:
+            changes = await asyncio.to_thread(access.refresh)
+        except AccessError as error:
+            # What was read last goes on to count: a file under repair must not stop every holder.
+            log.trouble("credentials_unreadable", reason=str(error))
+            return
+        if changes.added or changes.removed:
+            log.note(
+                "credentials_changed",
+                added=sorted(changes.added),
+                removed=sorted(changes.removed),
+            )
+
+    return refresh
+
+
+def _sweeper(store: Store, settings: Settings) -> Callable[[], Awaitable[None]]:
+    async def sweep() -> None:
+        try:
+            await store.sweep(settings.sweep_slots)
+        except StoreUnavailableError:
+            pass  # whoever wants the store hears it; the next sweep looks at the same slots again
+
+    return sweep

@@ -1,0 +1,451 @@
+"""The command `volcano-server`: dev, serve, keys, projects.
+
+A user's mistake is one line on stderr and a status of sysexits.h, never a traceback:
+
+    64 usage   65 not our data, or newer   68 no such host   69 port in use   70 a fault of ours
+    73 cannot create   74 disk error   75 database in use   77 not permitted   78 unknown project or key
+"""
+
+import ipaddress
+import json
+import re
+import socket
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from volcano_server.access import (
+    DEFAULT_QUOTA,
+    EVERYTHING,
+    MANAGE_LOCKS,
+    Access,
+    AccessError,
+    AccessFile,
+    Caller,
+    Kind,
+    NewerSchemaError,
+    UnknownNameError,
+)
+from volcano_server.settings import (
+    DEFAULT_HOST,
+    DEFAULT_PORT,
+    SettingError,
+    Settings,
+    parse_store_url,
+)
+
+DEV_PROJECT = "dev"
+DEV_SERVICE_KEY = "sk-dev-volcano-local-service-key"
+DEV_ANON_KEY = "ak-dev-volcano-local-anon-key"
+DEV_STORE = Path("volcano-dev.db")
+
+_KEY_TEXT = re.compile(r"[!-~]{8,200}")
+_PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+class CliError(Exception):
+    """One line for the user, and the exit status."""
+
+    def __init__(self, sentence: str, exit_status: int) -> None:
+        super().__init__(sentence)
+        self.exit_status = exit_status
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """The console script."""
+    from volcano_server.serving import BindError
+    from volcano_server.stores.store import StoreOpenError
+
+    try:
+        status = commands.main(arguments, prog_name="volcano-server", standalone_mode=False)
+        sys.exit(status if isinstance(status, int) else 0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(64)
+    except click.ClickException as error:
+        _fail(error.format_message(), 64)
+    except SettingError as error:
+        _fail(str(error), 64)
+    except (CliError, BindError, StoreOpenError) as error:
+        _fail(str(error), error.exit_status)
+    except UnknownNameError as error:
+        _fail(str(error), 78)
+    except NewerSchemaError as error:
+        _fail(str(error), 65)
+    except AccessError as error:
+        _fail(str(error), 73)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+
+
+def _fail(sentence: str, status: int) -> NoReturn:
+    line = " ".join(sentence.split())
+    click.echo(f"volcano-server: {line}", err=True)
+    sys.exit(status)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="volcano-server")
+def commands() -> None:
+    """A lock server: renewable leases with fencing tokens."""
+
+
+def _store_option(*, required: bool = True) -> Any:
+    return click.option(
+        "--store",
+        envvar="VOLCANO_STORE",
+        required=required,
+        metavar="URL",
+        help="sqlite:///relative.db or sqlite:////absolute.db",
+    )
+
+
+_host_option = click.option(
+    "--host", envvar="VOLCANO_HOST", default=DEFAULT_HOST, show_default=True, show_envvar=True
+)
+_port_option = click.option(
+    "--port",
+    envvar="VOLCANO_PORT",
+    type=int,
+    default=DEFAULT_PORT,
+    show_default=True,
+    show_envvar=True,
+    help="0 takes any free one.",
+)
+_log_option = click.option(
+    "--log-requests",
+    envvar="VOLCANO_LOG_REQUESTS",
+    is_flag=True,
+    help="One JSON line a request, on stderr.",
+)
+
+
+# ---------------------------------------------------------------- serve
+
+
+@commands.command()
+@_store_option()
+@_host_option
+@_port_option
+@_log_option
+def serve(store: str, host: str, port: int, *, log_requests: bool) -> None:
+    """Run a server for production.  SIGTERM finishes what was accepted."""
+    from volcano_server.clock import SystemClock
+    from volcano_server.logs import Log
+    from volcano_server.serving import bind, url_of
+    from volcano_server.stores.sqlite import SqliteStore
+
+    path = parse_store_url(store)
+    listener = bind(host, port)
+    log = Log()
+    clock = SystemClock()
+
+    def ready() -> None:
+        log.note("server_started", url=url_of(listener), store=str(path))
+
+    _run(
+        SqliteStore(path, clock),
+        Access(file=AccessFile.beside(path)),
+        clock,
+        Settings(log_requests=log_requests),
+        log,
+        listener,
+        ready,
+    )
+    log.note("server_stopped")
+
+
+# ---------------------------------------------------------------- dev
+
+
+@commands.command()
+@_host_option
+@_port_option
+@_log_option
+@_store_option(required=False)
+@click.option("--ephemeral", is_flag=True, help="Keep leases in memory, write no file.")
+@click.option("--reset", is_flag=True, help="Begin with an empty file.")
+@click.option(
+    "--quota",
+    type=click.IntRange(min=0),
+    default=DEFAULT_QUOTA,
+    show_default=True,
+    help="Requests a minute, 0 for no limit.",
+)
+@click.option("--service-key", default=DEV_SERVICE_KEY, help="Instead of the well-known one.")
+@click.option("--anon-key", default=DEV_ANON_KEY, help="Instead of the well-known one.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one line of JSON when requests are accepted."
+)
+def dev(
+    host: str,
+    port: int,
+    store: str | None,
+    quota: int,
+    service_key: str,
+    anon_key: str,
+    **flags: bool,
+) -> None:
+    """Run a server for development: no set-up, project `dev`, well-known keys."""
+    from volcano_server.clock import MovableClock
+    from volcano_server.logs import Log
+    from volcano_server.serving import bind, url_of
+    from volcano_server.stores.memory import MemoryStore
+    from volcano_server.stores.sqlite import SqliteStore
+
+    ephemeral = flags["ephemeral"]
+    if ephemeral and store is not None:
+        raise SettingError("--ephemeral writes no file; leave out --store or --ephemeral")
+    _check_dev_key("--service-key", service_key, "sk-")
+    _check_dev_key("--anon-key", anon_key, "ak-")
+    _check_well_known_keys(host, {service_key, anon_key})
+    path = DEV_STORE if store is None else parse_store_url(store)
+    listener = bind(host, port)
+    if flags["reset"] and not ephemeral:
+        _delete_store(path)
+
+    clock = MovableClock()
+    access = Access(
+        {
+            service_key: Caller(DEV_PROJECT, "dev-service", quota=quota),
+            anon_key: Caller(DEV_PROJECT, "dev-anon", kind="anon", quota=quota),
+        },
+        file=None if ephemeral else AccessFile.beside(path),
+    )
+    facts = {
+        "url": url_of(listener),
+        "project": DEV_PROJECT,
+        "service_key": service_key,
+        "anon_key": anon_key,
+        "store": "memory" if ephemeral else f"sqlite:///{path}",
+    }
+
+    def ready() -> None:
+        click.echo(json.dumps(facts) if flags["as_json"] else _banner(facts, quota=quota))
+        sys.stdout.flush()
+
+    _run(
+        MemoryStore(clock) if ephemeral else SqliteStore(path, clock),
+        access,
+        clock,
+        Settings(log_requests=flags["log_requests"], test_controls=True),
+        Log(quiet=True),
+        listener,
+        ready,
+    )
+    if not flags["as_json"]:
+        click.echo("\nStopped." if ephemeral else f"\nStopped. The leases are kept in {path}.")
+
+
+def _banner(facts: dict[str, str], *, quota: int) -> str:
+    limit = f"{quota} requests a minute" if quota else "no quota"
+    return f"""Volcano locks on {facts["url"]}
+  project {facts["project"]}, {limit}, leases in {facts["store"]}
+  for development only; Ctrl-C stops it
+
+export VOLCANO_API_URL={facts["url"]}
+export VOLCANO_ANON_KEY={facts["anon_key"]}
+export VOLCANO_SERVICE_KEY={facts["service_key"]}
+"""
+
+
+def _check_dev_key(option: str, key: str, prefix: str) -> None:
+    if not key.startswith(prefix) or _KEY_TEXT.fullmatch(key) is None:
+        raise SettingError(
+            f"{option}: {len(key)} characters came that are no such key; "
+            f"send {prefix} and 5 or more printable ASCII characters"
+        )
+
+
+def _check_well_known_keys(host: str, keys: set[str]) -> None:
+    """Everybody knows these keys, so they may guard only what this machine alone can reach."""
+    if keys.isdisjoint((DEV_SERVICE_KEY, DEV_ANON_KEY)) or _is_loopback(host):
+        return
+    raise SettingError(
+        f"--host: {host!r} can be reached from other machines, and everybody knows the development "
+        "keys; choose 127.0.0.1, or send both --service-key and --anon-key"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        addresses = {each[4][0] for each in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):
+        return True  # no such host: bind() says so
+    return all(ipaddress.ip_address(str(each).partition("%")[0]).is_loopback for each in addresses)
+
+
+def _delete_store(path: Path) -> None:
+    """Delete a development store that no server uses."""
+    import asyncio
+
+    from volcano_server.clock import SystemClock
+    from volcano_server.stores.sqlite import SqliteStore
+
+    if not path.exists():
+        return
+
+    async def check() -> None:
+        store = SqliteStore(path, SystemClock())
+        await store.open()
+        await store.close()
+
+    asyncio.run(check())
+    for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))):
+        try:
+            each.unlink(missing_ok=True)
+        except OSError as error:
+            raise CliError(f"--reset: cannot delete {each}: {error.strerror}", 73) from None
+
+
+def _run(
+    store: Any,
+    access: Access,
+    clock: Any,
+    settings: Settings,
+    log: Any,
+    listener: socket.socket,
+    ready: Any,
+) -> None:
+    """Serve until a signal.  Raises what the app could not start for."""
+    import gc
+
+    from volcano_server.app import create_app
+    from volcano_server.logs import silence_uvicorn
+    from volcano_server.serving import JsonServer
+
+    silence_uvicorn()
+    app = create_app(store, access, clock, settings, log=log)
+
+    def started() -> None:
+        # What lives now lives until the end, so the collector need not look at it again: halves p99.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 50)
+        ready()
+
+    try:
+        JsonServer(app, on_ready=started).run(sockets=[listener])
+    except SystemExit:
+        error = getattr(app.state, "startup_error", None)
+        if error is None:
+            raise
+        raise error from None
+    finally:
+        listener.close()
+
+
+# ---------------------------------------------------------------- projects and keys
+
+
+@commands.group()
+def projects() -> None:
+    """Create and list projects, set their quotas."""
+
+
+@projects.command("create")
+@click.argument("name")
+@_store_option()
+@click.option(
+    "--quota", type=click.IntRange(min=0), default=DEFAULT_QUOTA, show_default=True,
+    help="Requests a minute, 0 for no limit.",
+)  # fmt: skip
+def create_project(name: str, store: str, quota: int) -> None:
+    """Create a project."""
+    if _PROJECT_NAME.fullmatch(name) is None:
+        raise SettingError(
+            f"NAME: got {name!r}; send 1 to 63 of a-z 0-9 and -, beginning with a letter or digit"
+        )
+    _access_file(store).create_project(name, quota=quota)
+    click.echo(f"Created project {name}, {_quota_words(quota)}.")
+
+
+@projects.command("list")
+@_store_option()
+def list_projects(store: str) -> None:
+    """List projects and their quotas."""
+    for project in _access_file(store).projects():
+        click.echo(f"{project.name}\t{_quota_words(project.quota)}")
+
+
+@projects.command("quota")
+@click.argument("name")
+@click.argument("requests_per_minute", type=click.IntRange(min=0))
+@_store_option()
+def set_quota(name: str, requests_per_minute: int, store: str) -> None:
+    """Set a project's requests a minute, 0 for no limit.  A running server follows within 2 s."""
+    _access_file(store).set_quota(name, requests_per_minute)
+    click.echo(f"Project {name}: {_quota_words(requests_per_minute)}.")
+
+
+@commands.group()
+def keys() -> None:
+    """Create, list and revoke keys.  A running server follows within 2 s."""
+
+
+@keys.command("create")
+@click.option("--project", required=True)
+@click.option("--anon", "kind", flag_value="anon", help="An anon key, which may not use locks.")
+@click.option("--service", "kind", flag_value="service", default="service", help="The default.")
+@click.option(
+    "--permission",
+    "permissions",
+    multiple=True,
+    type=click.Choice([MANAGE_LOCKS, EVERYTHING, "none"]),
+    help=f"Of a service key; may be repeated; {MANAGE_LOCKS} unless given.",
+)
+@_store_option()
+def create_key(project: str, kind: Kind, permissions: tuple[str, ...], store: str) -> None:
+    """Create a key.  It is shown this once, on stdout, and kept nowhere."""
+    if kind == "anon" and permissions:
+        raise SettingError("--permission: an anon key has none; leave out --permission or --anon")
+    granted = tuple(each for each in permissions if each != "none")
+    key, id_ = _access_file(store).create_key(
+        project, kind=kind, permissions=granted if permissions else (MANAGE_LOCKS,)
+    )
+    click.echo(f"Created {id_}. Keep the key: it is not shown again.", err=True)
+    click.echo(key)
+
+
+@keys.command("list")
+@click.option("--project", help="Only this one's.")
+@_store_option()
+def list_keys(project: str | None, store: str) -> None:
+    """List keys by their ids; the keys themselves are kept nowhere."""
+    for key in _access_file(store).keys(project):
+        state = "active" if key.revoked_at is None else f"revoked {_day(key.revoked_at)}"
+        permissions = " ".join(key.permissions) or "-"
+        row = (key.id, key.project, key.kind, permissions, f"created {_day(key.created_at)}", state)
+        click.echo("\t".join(row))
+
+
+@keys.command("revoke")
+@click.argument("key_id")
+@_store_option()
+def revoke_key(key_id: str, store: str) -> None:
+    """Revoke the key with this id."""
+    if key_id.startswith(("sk-", "ak-")):
+        raise SettingError(
+            "KEY_ID: a key came; send its id, which `volcano-server keys list` shows"
+        )
+    _access_file(store).revoke_key(key_id)
+    click.echo(f"Revoked {key_id}.")
+
+
+def _access_file(store: str) -> AccessFile:
+    return AccessFile.beside(parse_store_url(store))
+
+
+def _quota_words(quota: int) -> str:
+    return f"{quota} requests a minute" if quota else "no quota"
+
+
+def _day(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,400 @@
+"""HTTP in, HTTP out.
+
+    POST PATCH DELETE   /locks/{key}/lease      acquire, renew, release
+    GET DELETE          /locks/{key}            read, force release
+    GET                 /healthz /readyz /metrics /openapi.json
+    GET POST            /_test/clock            development servers only
+    POST                /_test/reset
+
+The lock routes are matched on the raw path, so that `%2F` inside a key is a wrong key and never
+another route, and answered without Request and Response objects: they are the hot path.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from time import perf_counter
+from typing import Any
+
+import prometheus_client
+import yaml
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, NoMatchFound, Route
+from starlette.types import Receive, Scope, Send
+
+from volcano_server import wire
+from volcano_server.lease import Free, Granted, Held, Released
+from volcano_server.logs import Log
+from volcano_server.problems import (
+    INTERNAL_ERROR,
+    NOT_FOUND,
+    Problem,
+    invalid_request,
+    method_not_allowed,
+)
+from volcano_server.service import (
+    BodyTooLargeError,
+    BodyTooSlowError,
+    LockRequest,
+    LockService,
+    Operation,
+    Outcome,
+)
+
+_DRAINED = 256 * 1024
+"""Bytes of a too large body that are read and dropped, so that its sender hears the 413."""
+
+_CLOSE = (b"connection", b"close")
+_HEADERS = frozenset((b"authorization", b"x-volcano-lock-token", b"x-volcano-request-id"))
+
+_LEASE_METHODS = {
+    "POST": Operation.ACQUIRE,
+    "PATCH": Operation.RENEW,
+    "DELETE": Operation.RELEASE,
+}
+_KEY_METHODS = {"GET": Operation.READ, "DELETE": Operation.FORCE_RELEASE}
+
+
+class LockRoute(BaseRoute):
+    """All lock operations."""
+
+    def __init__(self, service: LockService, metrics: "Metrics", log: Log) -> None:
+        self._service = service
+        self._metrics = metrics
+        self._log = log
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if scope["type"] != "http":
+            return Match.NONE, {}
+        path = _raw_path(scope)
+        if not path.startswith(b"/locks/"):
+            return Match.NONE, {}
+        rest = path[7:]
+        if rest.endswith(b"/lease"):
+            return Match.FULL, {"key_segment": rest[:-6], "lock_methods": _LEASE_METHODS}
+        if b"/" in rest:
+            return Match.NONE, {}
+        return Match.FULL, {"key_segment": rest, "lock_methods": _KEY_METHODS}
+
+    def url_path_for(self, name: str, /, **path_params: Any) -> Any:
+        raise NoMatchFound(name, path_params)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        methods: Mapping[str, Operation] = scope["lock_methods"]
+        operation = methods.get(scope["method"])
+        if operation is None:
+            allowed = ", ".join(methods)
+            reply = wire.problem_reply(method_not_allowed(scope["method"], allowed))
+            reply[1].append((b"allow", allowed.encode()))
+            await _send(send, reply, _request_id(scope))
+            return
+        started = perf_counter()
+        body = _Body(scope, receive, self._service.settings.body_patience)
+        request = _lock_request(operation, scope, body)
+        try:
+            outcome = await self._service.answer(request)
+        except _ClientGoneError:
+            return
+        except Exception:  # whatever it was, the client gets JSON and the operator the traceback
+            self._log.trouble("internal_error", path=_printable(scope), exc_info=True)
+            outcome = Outcome(INTERNAL_ERROR)
+        reply = _reply(request, outcome)
+        if body.unread:
+            reply[1].append(_CLOSE)
+        self._observe(request, outcome, reply[0], perf_counter() - started)
+        await _send(send, reply, request.request_id)
+
+    def _observe(self, request: LockRequest, outcome: Outcome, status: int, seconds: float) -> None:
+        answer = outcome.answer
+        name = answer.code if isinstance(answer, Problem) else _OUTCOMES[type(answer)]
+        self._metrics.count(request.operation, name, seconds)
+        if status >= 500 or self._service.settings.log_requests:
+            write = self._log.trouble if status >= 500 else self._log.request
+            facts = {
+                "request_id": _shown_request_id(request),
+                "operation": request.operation.value,
+                "project": outcome.caller.project if outcome.caller else None,
+                "key": _printable_segment(request.key_segment),
+                "outcome": name,
+                "status": status,
+                "duration_ms": round(seconds * 1000, 3),
+            }
+            if status >= 500:
+                write("request", reason=outcome.reason, **facts)
+            else:
+                write(**facts)
+
+
+_OUTCOMES: Mapping[type, str] = {
+    Granted: "granted",
+    Released: "released",
+    Held: "held",
+    Free: "free",
+}
+
+
+def _reply(request: LockRequest, outcome: Outcome) -> wire.Reply:
+    reply = wire.reply(outcome.answer, created=request.operation is Operation.ACQUIRE)
+    spent = outcome.spent
+    if spent is not None:
+        reply[1].append((b"x-ratelimit-limit", b"%d" % spent.limit))
+        reply[1].append((b"x-ratelimit-remaining", b"%d" % spent.remaining))
+        reply[1].append((b"x-ratelimit-reset", b"%d" % spent.reset_at))
+    return reply
+
+
+def _lock_request(operation: Operation, scope: Scope, body: "_Body") -> LockRequest:
+    found: dict[bytes, bytes] = {}
+    repeated = None
+    for name, value in scope["headers"]:
+        if name in _HEADERS:
+            if name in found:
+                repeated = name.decode()
+            found[name] = value
+    return LockRequest(
+        operation,
+        scope["key_segment"],
+        found.get(b"authorization"),
+        found.get(b"x-volcano-lock-token"),
+        found.get(b"x-volcano-request-id"),
+        repeated,
+        scope["query_string"],
+        body.read,
+    )
+
+
+class _ClientGoneError(Exception):
+    """The client hung up before its request was whole: there is nobody to answer."""
+
+
+class _Body:
+    """A request's body, read when it is wanted.  `unread`: the sender is still at it."""
+
+    __slots__ = ("_patience", "_receive", "_scope", "unread")
+
+    def __init__(self, scope: Scope, receive: Receive, patience: float) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._patience = patience
+        self.unread = False
+
+    async def read(self) -> bytes:
+        """At most `wire.BODY_LIMIT` bytes.  Raises BodyTooLargeError, BodyTooSlowError."""
+        if not _has_body(self._scope):
+            return b""
+        self.unread = True
+        try:
+            async with asyncio.timeout(self._patience):
+                return await self._read()
+        except TimeoutError:
+            raise BodyTooSlowError from None
+
+    async def _read(self) -> bytes:
+        body, size = b"", 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise _ClientGoneError
+            chunk: bytes = message.get("body", b"")
+            size += len(chunk)
+            if size <= wire.BODY_LIMIT:
+                body += chunk
+            if not message.get("more_body", False):
+                self.unread = False
+                break
+            if size > _DRAINED:
+                break
+        if size > wire.BODY_LIMIT:
+            raise BodyTooLargeError
+        return body
+
+
+def _has_body(scope: Scope) -> bool:
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return bool(value.strip(b"0"))
+        if name == b"transfer-encoding":
+            return True
+    return False
+
+
+async def _send(send: Send, reply: wire.Reply, request_id: bytes | None) -> None:
+    status, headers, body = reply
+    if request_id is not None and wire.is_request_id(request_id):
+        headers.append((b"x-volcano-request-id", request_id))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+# ---------------------------------------------------------------- what every other error looks like
+
+
+def problem_response(problem: Problem, request: Request, **headers: str) -> Response:
+    status, raw_headers, body = wire.problem_reply(problem)
+    response = Response(body, status_code=status)
+    response.raw_headers = list(raw_headers)
+    for name, value in headers.items():
+        response.headers[name] = value
+    request_id = _request_id(request.scope)
+    if request_id is not None and wire.is_request_id(request_id):
+        response.headers[wire.REQUEST_ID_HEADER] = request_id.decode("ascii")
+    return response
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """What Starlette refuses: no such route, wrong method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+        return problem_response(method_not_allowed(request.method, allowed), request, Allow=allowed)
+    if error.status_code == 404:
+        return problem_response(NOT_FOUND, request)
+    return problem_response(invalid_request(error.detail), request)
+
+
+def _raw_path(scope: Scope) -> bytes:
+    raw: bytes | None = scope.get("raw_path")
+    return scope["path"].encode() if raw is None else raw
+
+
+def _request_id(scope: Scope) -> bytes | None:
+    for name, value in scope["headers"]:
+        if name == b"x-volcano-request-id":
+            return bytes(value)
+    return None
+
+
+def _shown_request_id(request: LockRequest) -> str | None:
+    value = request.request_id
+    return value.decode("ascii") if value is not None and wire.is_request_id(value) else None
+
+
+def _printable_segment(segment: bytes) -> str:
+    return segment[:160].decode("ascii", "backslashreplace")
+
+
+def _printable(scope: Scope) -> str:
+    return _printable_segment(_raw_path(scope))
+
+
+# ---------------------------------------------------------------- for operators
+
+
+class Metrics:
+    """Counters in a registry of their own, served at /metrics."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "volcano_lock_requests",
+            "Lock requests answered",
+            ("operation", "outcome"),
+            registry=self.registry,
+        )
+        seconds = Histogram(
+            "volcano_lock_request_seconds",
+            "Time from a lock request's head to its answer",
+            ("operation",),
+            registry=self.registry,
+            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
+        )
+        self._seconds = {each: seconds.labels(each.value) for each in Operation}
+        self._counters: dict[tuple[Operation, str], Counter] = {}
+
+    def count(self, operation: Operation, outcome: str, seconds: float) -> None:
+        counter = self._counters.get((operation, outcome))
+        if counter is None:
+            counter = self._requests.labels(operation.value, outcome)
+            self._counters[operation, outcome] = counter
+        counter.inc()
+        self._seconds[operation].observe(seconds)
+
+
+@cache
+def openapi_json() -> bytes:
+    """The description in openapi.yaml, as JSON."""
+    text = (resources.files("volcano_server") / "openapi.yaml").read_text()
+    return json.dumps(yaml.safe_load(text)).encode()
+
+
+def operator_routes(service: LockService, metrics: Metrics) -> list[BaseRoute]:
+    async def healthz(_: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def readyz(request: Request) -> Response:
+        problem = await service.readiness()
+        return _json({"status": "ready"}) if problem is None else problem_response(problem, request)
+
+    async def show_metrics(_: Request) -> Response:
+        return Response(
+            prometheus_client.generate_latest(metrics.registry),
+            media_type=prometheus_client.CONTENT_TYPE_LATEST,
+        )
+
+    async def openapi(_: Request) -> Response:
+        return Response(openapi_json(), media_type="application/json")
+
+    return [
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        Route("/metrics", show_metrics),
+        Route("/openapi.json", openapi),
+    ]
+
+
+def _json(value: Mapping[str, Any], status: int = 200) -> Response:
+    return Response(json.dumps(value), status_code=status, media_type="application/json")
+
+
+# ---------------------------------------------------------------- for tests
+
+
+class _Advance(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    advance_seconds: float = Field(ge=0, le=366 * 86_400, allow_inf_nan=False)
+
+
+def test_routes(service: LockService) -> list[BaseRoute]:
+    """`/_test`: with a service key, because any web page can reach a loopback port."""
+
+    def clock_now() -> Response:
+        return _json({"now": wire.timestamp(service.wall())})
+
+    async def clock(request: Request) -> Response:
+        refused = _refused(service, request)
+        if refused is not None:
+            return problem_response(refused, request)
+        if request.method == "GET":
+            return clock_now()
+        try:
+            wanted = _Advance.model_validate_json(await request.body())
+        except ValidationError:
+            sentence = 'body: send {"advance_seconds": x}, x being a number from 0 to 31622400.'
+            return problem_response(invalid_request(sentence), request)
+        service.advance_clock(wanted.advance_seconds)
+        return clock_now()
+
+    async def reset(request: Request) -> Response:
+        refused = _refused(service, request)
+        if refused is not None:
+            return problem_response(refused, request)
+        await service.reset()
+        return Response(status_code=204)
+
+    return [
+        Route("/_test/clock", clock, methods=["GET", "POST"]),
+        Route("/_test/reset", reset, methods=["POST"]),
+    ]
+
+
+def _refused(service: LockService, request: Request) -> Problem | None:
+    authorization = request.headers.get("authorization")
+    caller = service.admit(None if authorization is None else authorization.encode("latin-1"))
+    return caller if isinstance(caller, Problem) else None

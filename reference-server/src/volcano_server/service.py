@@ -1,0 +1,182 @@
+"""The five operations for one request: credentials, quota, validation, then the batch queue.
+
+    LockRequest --> 401 403 --> 429 --> 400 413 --> the lease rules --> Outcome
+
+Each check costs only what comes before it: docs/semantics.md#order-of-checks.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from volcano_server import wire
+from volcano_server.access import Access, Caller
+from volcano_server.batch import BatchQueue
+from volcano_server.clock import HostClock, ManualClock, MovableClock
+from volcano_server.lease import (
+    Acquire,
+    Answer,
+    Command,
+    ForceRelease,
+    Read,
+    Release,
+    Renew,
+    SlotKey,
+)
+from volcano_server.problems import (
+    ANON_KEY_DENIED,
+    PERMISSION_DENIED,
+    Problem,
+    invalid_request,
+    payload_too_large,
+    rate_limited,
+    service_unavailable,
+)
+from volcano_server.quota import Quota, Spent
+from volcano_server.settings import Settings
+from volcano_server.stores.store import StoreUnavailableError
+
+STORE_UNAVAILABLE = service_unavailable("The lock store cannot answer at the moment; try again.")
+BODY_TOO_SLOW = service_unavailable("The body did not arrive in time; try again.")
+
+
+class Operation(Enum):
+    """One name for routes, logs and metrics."""
+
+    ACQUIRE = "acquire"
+    RENEW = "renew"
+    RELEASE = "release"
+    READ = "read"
+    FORCE_RELEASE = "force_release"
+
+
+class BodyTooLargeError(Exception):
+    pass
+
+
+class BodyTooSlowError(Exception):
+    pass
+
+
+@dataclass(slots=True)
+class LockRequest:
+    """What HTTP brought, unchecked.  Header values are None where the header is missing."""
+
+    operation: Operation
+    key_segment: bytes
+    authorization: bytes | None
+    lock_token: bytes | None
+    request_id: bytes | None
+    repeated: str | None
+    """The name of one of these headers that came more than once."""
+    query: bytes
+    read_body: Callable[[], Awaitable[bytes]]
+    """Raises BodyTooLargeError and BodyTooSlowError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`caller` is None before the credential was accepted, `spent` where no quota was counted.
+
+    `reason` is for the operator alone.
+    """
+
+    answer: Answer
+    caller: Caller | None = None
+    spent: Spent | None = None
+    reason: str | None = None
+
+
+class LockService:
+    """Answers lock requests; the test controls of a development server are here too."""
+
+    def __init__(
+        self, access: Access, queue: BatchQueue, clock: HostClock, settings: Settings
+    ) -> None:
+        self.settings = settings
+        self._access = access
+        self._queue = queue
+        self._clock = clock
+        self._quota = Quota()
+        self._touched: set[SlotKey] | None = set() if settings.test_controls else None
+
+    async def answer(self, request: LockRequest) -> Outcome:
+        caller = self.admit(request.authorization)
+        if isinstance(caller, Problem):
+            return Outcome(caller)
+        spent = None
+        if caller.quota:
+            spent = self._quota.spend(caller.project, limit=caller.quota, now=self._clock.wall())
+            if not spent.allowed:
+                refusal = rate_limited(caller.quota, retry_after=spent.retry_after)
+                return Outcome(refusal, caller, spent)
+        try:
+            command = await _command(request, caller.project)
+            if self._touched is not None:
+                self._touched.add(command.slot_key)
+            return Outcome(await self._queue.submit(command), caller, spent)
+        except wire.InvalidRequestError as error:
+            return Outcome(invalid_request(str(error)), caller, spent)
+        except BodyTooLargeError:
+            return Outcome(payload_too_large(wire.BODY_LIMIT), caller, spent)
+        except BodyTooSlowError:
+            return Outcome(BODY_TOO_SLOW, caller, spent, reason="the body did not arrive in time")
+        except StoreUnavailableError as error:
+            return Outcome(STORE_UNAVAILABLE, caller, spent, reason=str(error))
+
+    def admit(self, authorization: bytes | None) -> Caller | Problem:
+        """The caller, if it may manage locks."""
+        caller = self._access.authenticate(authorization)
+        if isinstance(caller, Problem) or caller.may_manage_locks():
+            return caller
+        return ANON_KEY_DENIED if caller.kind == "anon" else PERMISSION_DENIED
+
+    async def readiness(self) -> Problem | None:
+        """Whether the store answers: a read of a key that no project can have."""
+        try:
+            await self._queue.submit(Read(SlotKey(project="", key="")))
+        except StoreUnavailableError:
+            return STORE_UNAVAILABLE
+        return None
+
+    def wall(self) -> int:
+        """The server's wall clock in µs since 1970."""
+        return self._clock.wall()
+
+    def advance_clock(self, seconds: float) -> None:
+        """For tests: time passes."""
+        assert isinstance(self._clock, ManualClock | MovableClock)
+        self._clock.advance(seconds)
+
+    async def reset(self) -> None:
+        """For tests: free every key that was touched since the start, and forget the quotas."""
+        assert self._touched is not None
+        touched, self._touched = self._touched, set()
+        for slot_key in touched:
+            await self._queue.submit(ForceRelease(slot_key))
+        self._quota = Quota()
+
+
+async def _command(request: LockRequest, project: str) -> Command:
+    """Raises InvalidRequestError, BodyTooLargeError, BodyTooSlowError."""
+    if request.repeated is not None:
+        raise wire.InvalidRequestError(f"{request.repeated}: the header came twice; send it once.")
+    if request.query:
+        raise wire.InvalidRequestError(
+            "query: this route takes none; a ? that belongs to the key makes it no key."
+        )
+    slot_key = SlotKey(project, wire.parse_key(request.key_segment))
+    wire.parse_request_id(request.request_id)
+    operation = request.operation
+    if operation is Operation.ACQUIRE or operation is Operation.RENEW:
+        token = wire.parse_lock_token(request.lock_token)
+        ttl_seconds = wire.parse_ttl(await request.read_body())
+        make = Acquire if operation is Operation.ACQUIRE else Renew
+        return make(slot_key, token, ttl_seconds)
+    # The rest takes no body; what some HTTP clients send all the same is not looked at.
+    if operation is Operation.RELEASE:
+        token = wire.parse_lock_token(request.lock_token)
+        await request.read_body()
+        return Release(slot_key, token)
+    await request.read_body()
+    return Read(slot_key) if operation is Operation.READ else ForceRelease(slot_key)

@@ -1,0 +1,163 @@
+"""The app on a port: uvicorn with uvloop and httptools, and what it leaves open.
+
+    bind()      the port first, before a file is touched
+    JsonServer  says when it accepts requests; a second signal stops it at once
+    JsonProtocol  what is no HTTP gets a JSON 400; a connection that stalls inside a request's head is closed
+
+A kept connection lives for 75 s: longer than the idle limit of any client, which otherwise sends its
+renewal into a connection that is being closed.
+"""
+
+import errno
+import json
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from volcano_server.settings import SettingError
+
+KEEP_ALIVE = 75
+GRACEFUL = 12
+"""Seconds for what was accepted: a body's patience, the queue's, and some."""
+_LARGEST_HEAD = 64 * 1024
+
+
+class BindError(Exception):
+    """The address cannot be listened on.  The text is one sentence; `exit_status` of sysexits.h."""
+
+    def __init__(self, sentence: str, exit_status: int) -> None:
+        super().__init__(sentence)
+        self.exit_status = exit_status
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket.  `port` 0: whichever is free."""
+    if not 0 <= port <= 65_535:
+        raise SettingError(f"--port: got {port}; send 0 (any free port) to 65535")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError):
+        raise BindError(f"--host: {host!r} is no address of this machine", 68) from None  # NOHOST
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise _bind_error(host, port, error) from None
+    return listener
+
+
+def _bind_error(host: str, port: int, error: OSError) -> BindError:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return BindError(
+                f"port {port} on {host} is in use; stop what uses it or choose another with --port "
+                "(0 takes any free one)",
+                69,  # EX_UNAVAILABLE
+            )
+        case errno.EACCES:
+            return BindError(
+                f"port {port} needs more rights than this user has; choose one from 1024 with --port",
+                77,  # EX_NOPERM
+            )
+        case _:
+            return BindError(f"cannot listen on {host} port {port}: {error.strerror}", 68)
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class JsonProtocol(HttpToolsProtocol):
+    """Adds to uvicorn's protocol: JSON for what is no HTTP, and limits on a request's head."""
+
+    _head_size = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._close_if_idle()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._head_size = 0
+            return
+        # Between two requests, or inside the head of one: uvicorn itself would wait for ever.
+        self._head_size += len(data)
+        if self._head_size > _LARGEST_HEAD and not self.transport.is_closing():
+            self.send_400_response(f"The head of the request is over {_LARGEST_HEAD} bytes.")
+        elif not self.transport.is_closing():
+            self._close_if_idle()
+
+    def on_url(self, url: bytes) -> None:
+        if b"#" in url:
+            # The parser would drop the rest, and `a#b` would lock `a`.
+            raise ValueError
+        super().on_url(url)
+
+    def send_400_response(self, msg: str) -> None:
+        if msg == "Invalid HTTP request received.":
+            msg = (
+                "request: what came is not a valid HTTP/1.1 request; "
+                "percent-encode the key in the request's target."
+            )
+        body = json.dumps({"error": msg, "code": "invalid_request"}).encode()
+        self.transport.write(
+            STATUS_LINE[400]
+            + b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+            % len(body)
+            + body
+        )
+        self.transport.close()
+
+    def _close_if_idle(self) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+
+class JsonServer(uvicorn.Server):
+    """`on_ready` is called once requests are accepted."""
+
+    def __init__(self, app: ASGIApp, *, on_ready: Callable[[], None] | None = None) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="uvloop",
+                http=JsonProtocol,
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                log_level=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                date_header=False,
+                timeout_keep_alive=KEEP_ALIVE,
+                timeout_graceful_shutdown=GRACEFUL,
+                backlog=2048,
+            )
+        )
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self._on_ready is not None:
+            self._on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """A first SIGTERM or SIGINT lets accepted requests finish, a second one does not."""
+        # uvicorn would raise the signal again after the stop: a stop that was asked for is exit 0.
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True

@@ -1,0 +1,48 @@
+"""What an operator may set about a running server.
+
+The command line takes each of these as an option, and from the environment:
+
+    --store          VOLCANO_STORE          sqlite:///relative.db, sqlite:////absolute.db
+    --host           VOLCANO_HOST           127.0.0.1
+    --port           VOLCANO_PORT           8790
+    --log-requests   VOLCANO_LOG_REQUESTS   off
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8790
+
+
+class SettingError(ValueError):
+    """A setting that cannot be used.  The text names it, what came and what is right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the app behaves.  Durations are in seconds."""
+
+    log_requests: bool = False
+    test_controls: bool = False
+    """Serve /_test: for development servers alone."""
+    access_refresh: float = 0.5
+    """How often changed credentials are looked for."""
+    sweep_every: float = 10.0
+    sweep_slots: int = 1_000
+    """How many slots one sweep looks at."""
+    body_patience: float = 5.0
+    """How long a request's body may take."""
+
+
+_SQLITE = "sqlite:///"
+
+
+def parse_store_url(url: str) -> Path:
+    """The path in `sqlite:///path`, relative to the working directory unless it begins with a slash."""
+    path = url.removeprefix(_SQLITE)
+    if path == url or not path or "?" in path or "#" in path:
+        raise SettingError(
+            f"--store: got {url!r}; send sqlite:///relative/path.db or sqlite:////absolute/path.db"
+        )
+    return Path(path)

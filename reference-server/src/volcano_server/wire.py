@@ -1,0 +1,199 @@
+"""What is valid on the wire, and what goes out on it.  Pure.
+
+    in   raw path segment -> key            docs/semantics.md#keys
+         header values    -> lock token (canonical), request id
+         body             -> TTL in seconds  docs/semantics.md#ttl
+    out  an answer        -> (status, headers, body)
+
+A value that is not valid raises `InvalidRequestError`, whose sentence names the field, what came
+and what is right.  A lock token, a request id and a service key are never repeated in one.
+Bodies go out through templates: a tenth of what `model_dump_json` costs, and this is the hot path.
+"""
+
+import json
+import re
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from volcano_server.lease import LONGEST, SECOND, Answer, Free, Granted, Held, Released
+from volcano_server.problems import Problem
+
+BODY_LIMIT = 4096
+"""Bytes of a request's body."""
+
+SHORTEST_TTL = 5
+LONGEST_TTL = LONGEST // SECOND
+
+LOCK_TOKEN_HEADER = "X-Volcano-Lock-Token"
+REQUEST_ID_HEADER = "X-Volcano-Request-Id"
+
+RawHeaders = list[tuple[bytes, bytes]]
+Reply = tuple[int, RawHeaders, bytes]
+
+_KEY = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_UUID = re.compile(rb"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
+_SHOWN = 60
+"""How many characters of a wrong value a sentence repeats."""
+
+
+class InvalidRequestError(Exception):
+    """A 400.  Its text is the sentence for the caller."""
+
+
+class LeaseBody(BaseModel):
+    """The body of acquire and renew."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    ttl_seconds: int = Field(ge=SHORTEST_TTL, le=LONGEST_TTL)
+
+
+# ---------------------------------------------------------------- in
+
+
+def parse_key(segment: bytes) -> str:
+    """The key in one raw path segment: percent-decoded once, then checked."""
+    # A valid key needs no encoding, so most segments are keys as they come.
+    raw = segment if _KEY.fullmatch(segment) else unquote_to_bytes(segment)
+    if _KEY.fullmatch(raw) is None:
+        raise InvalidRequestError(
+            f"key: got {_shown(raw)}; a key is 1 to 128 of the characters A-Z a-z 0-9 . _ : - "
+            "and begins with a letter or a digit, sent as one percent-encoded path segment."
+        )
+    return raw.decode("ascii")
+
+
+def parse_lock_token(value: bytes | None) -> str:
+    """The lock token in its canonical, lower-case form."""
+    return _parse_uuid(LOCK_TOKEN_HEADER, value).lower()
+
+
+def parse_request_id(value: bytes | None) -> str:
+    """The request id as it came."""
+    return _parse_uuid(REQUEST_ID_HEADER, value)
+
+
+def is_request_id(value: bytes | None) -> bool:
+    """Whether the value may be sent back: also a refused request gets its id again."""
+    return value is not None and _UUID.fullmatch(value) is not None
+
+
+def _parse_uuid(header: str, value: bytes | None) -> str:
+    if value is None:
+        raise InvalidRequestError(f"{header}: the header is missing; send it once, with a UUID.")
+    if _UUID.fullmatch(value) is None:
+        raise InvalidRequestError(
+            f"{header}: {len(value)} characters came that are not a UUID; "
+            "send 8-4-4-4-12 hexadecimal digits."
+        )
+    return value.decode("ascii")
+
+
+def parse_ttl(body: bytes) -> int:
+    """The TTL in seconds of an acquire's or a renewal's body."""
+    try:
+        ttl_seconds = LeaseBody.model_validate_json(body).ttl_seconds
+    except ValidationError as error:
+        raise InvalidRequestError(_body_sentence(error, body)) from None
+    # One member without strings in its value has two quotes.  pydantic lets the last of several
+    # members of one name win, and what another reader would see must not matter.
+    if body.count(b'"') != 2:
+        raise InvalidRequestError("body: a member came more than once; send ttl_seconds once.")
+    return ttl_seconds
+
+
+def _body_sentence(error: ValidationError, body: bytes) -> str:
+    wanted = f"a JSON integer from {SHORTEST_TTL} to {LONGEST_TTL} (seconds)"
+    details = error.errors(include_url=False, include_context=False)
+    first = next((each for each in details if each["type"] == "extra_forbidden"), details[0])
+    kind, where, came = first["type"], first["loc"], first["input"]
+    if kind == "extra_forbidden":
+        return f"body: got the unknown member {_shown(str(where[0]))}; send only ttl_seconds."
+    if kind == "missing":
+        return f"ttl_seconds: the member is missing; send {wanted}."
+    if not where:
+        what = "an empty body" if not body else f"{len(body)} bytes that are not a JSON object"
+        return f'body: got {what}; send {{"ttl_seconds": n}}, n being {wanted}.'
+    return f"ttl_seconds: got {_shown_json(came)}; send {wanted}."
+
+
+def _shown(value: bytes | str) -> str:
+    """A wrong value in quotes and printable ASCII, shortened."""
+    text = value.decode("ascii", "backslashreplace") if isinstance(value, bytes) else value
+    return _shortened(json.dumps(text))
+
+
+def _shown_json(value: Any) -> str:
+    return _shortened(json.dumps(value))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
+
+
+# ---------------------------------------------------------------- out
+
+
+def timestamp(instant: int) -> str:
+    """`instant` (µs since 1970) as RFC 3339 in UTC, rounded down to milliseconds."""
+    seconds, micros = divmod(instant, SECOND)
+    return f"{_to_the_second(seconds)}.{micros // 1000:03d}Z"
+
+
+@lru_cache(maxsize=4096)
+def _to_the_second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
+
+
+def seconds_text(micros: int) -> str:
+    """A duration in seconds with milliseconds, rounded down."""
+    return f"{micros // SECOND}.{micros % SECOND // 1000:03d}"
+
+
+_JSON = (b"content-type", b"application/json")
+
+
+def reply(answer: Answer, *, created: bool = False) -> Reply:
+    """The HTTP form of an answer.  `created`: a grant is 201 (acquire), else 200 (renew).
+
+    The list of headers is new, so the caller may add its own.
+    """
+    match answer:
+        case Granted(expires_at, fencing_token, expires_in):
+            status, headers, body = json_reply(
+                201 if created else 200,
+                b'{"expires_at":"%b","fencing_token":%d}'
+                % (timestamp(expires_at).encode(), fencing_token),
+            )
+            headers.append((b"x-volcano-expires-in", seconds_text(expires_in).encode()))
+            return status, headers, body
+        case Released():
+            return 204, [], b""
+        case Held(expires_at, fencing_token):
+            return json_reply(
+                200,
+                b'{"held":true,"expires_at":"%b","fencing_token":%d}'
+                % (timestamp(expires_at).encode(), fencing_token),
+            )
+        case Free():
+            return json_reply(200, b'{"held":false}')
+        case Problem():
+            return problem_reply(answer)
+
+
+def problem_reply(problem: Problem) -> Reply:
+    body = {"error": problem.sentence, "code": problem.code}
+    status, headers, text = json_reply(problem.status, json.dumps(body).encode())
+    if problem.retry_after is not None:
+        headers.append((b"retry-after", b"%d" % problem.retry_after))
+    if problem.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return status, headers, text
+
+
+def json_reply(status: int, body: bytes) -> Reply:
+    return status, [_JSON, (b"content-length", b"%d" % len(body))], body
