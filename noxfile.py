@@ -37,6 +37,8 @@ ROOMS = {
     "ruby": "sdks/ruby/Rakefile",
     "conformance": "conformance/src/conformance/cli.py",
     "docs": "docs/tests",
+    "examples": "examples/demo/tests",
+    "ci": ".ci/tests",
     "package": "pyproject.toml",
     "demo": "examples/demo/demo.py",
     "chaos": "reference-server/tests/chaos",
@@ -124,6 +126,19 @@ def docs(session: nox.Session) -> None:
     """The pages' links, anchors and recipes."""
     needed(session, "docs")
     pytest(session, "docs/tests")
+
+
+@in_environment
+def examples(session: nox.Session) -> None:
+    """The example programs' own tests."""
+    needed(session, "examples")
+    pytest(session, "examples")
+
+
+@in_environment
+def ci(session: nox.Session) -> None:
+    """The tests of what counts the tests."""
+    pytest(session, ".ci/tests")
 
 
 @in_environment
