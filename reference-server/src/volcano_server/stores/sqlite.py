@@ -184,6 +184,7 @@ class SqliteStore:
 
     def _read(self, commands: Sequence[Read]) -> list[Answer]:
         with _unavailable_on_error():
+            self._settled()
             slots = self._load({command.slot_key: None for command in commands})
         now = self._clock.now()
         return [
@@ -207,7 +208,7 @@ class SqliteStore:
     def _sweep(self, limit: int) -> int:
         after = self._swept_to
         with _unavailable_on_error():
-            seen = self._connection.execute(_LOOK_AT, (GRACE, *after, limit)).fetchall()
+            seen = self._settled().execute(_LOOK_AT, (GRACE, *after, limit)).fetchall()
             free_before = self._clock.now() - DAY
             deleted = 0
             if any(free_at <= free_before for _, _, free_at in seen):
@@ -229,7 +230,7 @@ class SqliteStore:
                     "free_before": free_before,
                 },
             ).fetchall()
-            highest_swept = max(self._highest_swept, *(token for (token,) in tokens))
+            highest_swept = max([self._highest_swept, *(token for (token,) in tokens)])
             connection.execute(_SAVE_HIGHEST_SWEPT, (highest_swept,))
         self._highest_swept = highest_swept
         return len(tokens)
@@ -241,7 +242,7 @@ class SqliteStore:
         try:
             with _unavailable_on_error():
                 partial.unlink(missing_ok=True)
-                self._connection.execute("VACUUM INTO ?", (str(partial),))
+                self._settled().execute("VACUUM INTO ?", (str(partial),))
             _sync(partial)
             partial.rename(path)
             _sync(path.parent)
@@ -250,11 +251,15 @@ class SqliteStore:
         finally:
             partial.unlink(missing_ok=True)
 
+    def _settled(self) -> sqlite3.Connection:
+        """The connection, outside of any transaction."""
+        if self._connection.in_transaction:  # its rollback failed, on a failing disk
+            self._connection.execute("ROLLBACK")
+        return self._connection
+
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        connection = self._connection
-        if connection.in_transaction:  # a rollback failed, on a failing disk
-            connection.execute("ROLLBACK")
+        connection = self._settled()
         connection.execute("BEGIN IMMEDIATE")
         try:
             yield connection
@@ -277,7 +282,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
-            raise StorePathError(  # noqa: TRY301 - the one place that closes the connection
+            raise StorePathError(
                 f"Cannot open {path}: this file system cannot hold a WAL database."
             )
         connection.execute("PRAGMA synchronous = FULL")

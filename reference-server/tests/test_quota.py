@@ -1,0 +1,85 @@
+import pytest
+
+from volcano_server.quota import UNUSED, Quota, Spent, Window, spend
+
+SECOND = 1_000_000
+NOON = 30_000_000 * 60 * SECOND  # the start of a minute
+
+
+def test_operations_are_counted_down_and_the_first_beyond_the_limit_is_refused() -> None:
+    quota = Quota()
+
+    spents = [quota.spend("shop", limit=2, now=NOON + 15 * SECOND) for _ in range(4)]
+
+    assert [(s.allowed, s.remaining) for s in spents] == [(1, 1), (1, 0), (0, 0), (0, 0)]
+    assert (
+        Spent(allowed=0, limit=2, remaining=0, reset_at=30_000_001 * 60, retry_after=45)
+        == spents[3]
+    )
+
+
+def test_several_operations_are_allowed_in_order_until_the_limit() -> None:
+    window, first = spend(UNUSED, 3, limit=5, now=NOON)
+    window, second = spend(window, 3, limit=5, now=NOON)
+    _, third = spend(window, 3, limit=5, now=NOON)
+
+    assert [first.allowed, second.allowed, third.allowed] == [3, 2, 0]
+    assert [first.remaining, second.remaining, third.remaining] == [2, 0, 0]
+
+
+def test_no_operations_cost_nothing() -> None:
+    window, spent = spend(Window(30_000_000, 4), 0, limit=5, now=NOON)
+
+    assert (Window(30_000_000, 4), 1, 0) == (window, spent.remaining, spent.allowed)
+
+
+@pytest.mark.parametrize(
+    ("now", "retry_after"),
+    [
+        (NOON, 60),
+        (NOON + 1, 60),
+        (NOON + SECOND, 59),
+        (NOON + 58 * SECOND + 1, 2),
+        (NOON + 59 * SECOND, 1),
+        (NOON + 60 * SECOND - 1, 1),
+    ],
+)
+def test_the_wait_is_in_whole_seconds_rounded_up_and_at_least_one(
+    now: int, retry_after: int
+) -> None:
+    _, spent = spend(UNUSED, 1, limit=1, now=now)
+
+    assert (retry_after, 30_000_001 * 60) == (spent.retry_after, spent.reset_at)
+
+
+def test_a_window_ends_with_its_minute_and_not_a_microsecond_before() -> None:
+    full = Window(30_000_000, 1)
+
+    assert spend(full, 1, limit=1, now=NOON + 60 * SECOND - 1)[1].allowed == 0
+    assert spend(full, 1, limit=1, now=NOON + 60 * SECOND)[1].allowed == 1
+
+
+def test_a_wall_clock_set_back_begins_a_fresh_window() -> None:
+    window, spent = spend(Window(30_000_000, 1), 1, limit=1, now=NOON - 1)
+
+    assert (Window(29_999_999, 1), 1) == (window, spent.allowed)
+
+
+def test_one_project_does_not_use_up_the_quota_of_another() -> None:
+    quota = Quota()
+    quota.spend("shop", limit=1, now=NOON)
+
+    assert quota.spend("bank", limit=1, now=NOON).allowed == 1
+    assert quota.spend("shop", limit=1, now=NOON).allowed == 0
+
+
+def test_a_limit_of_zero_is_no_limit() -> None:
+    window, spent = spend(Window(30_000_000, 7), 500, limit=0, now=NOON)
+
+    assert (500, 0, Window(30_000_000, 7)) == (spent.allowed, spent.limit, window)
+
+
+def test_a_limit_that_was_lowered_within_the_window_refuses_and_never_goes_below_zero() -> None:
+    window, spent = spend(Window(30_000_000, 7), 1, limit=5, now=NOON)
+
+    assert (0, 0, Window(30_000_000, 7)) == (spent.allowed, spent.remaining, window)
