@@ -48,7 +48,7 @@ nox.options.sessions = [name for name, room in ROOMS.items() if (ROOT / room).ex
 # One environment for all sessions that run the Python packages: `environment` makes it.
 ENVIRONMENT = ROOT / ".nox" / "environment"
 in_environment = nox.session(venv_backend="none", requires=["environment"])
-UNSET = dict.fromkeys(("VOLCANO_API_URL", "VOLCANO_ANON_KEY", "VOLCANO_SERVICE_KEY"))
+UNSET = dict.fromkeys(name for name in os.environ if name.startswith("VOLCANO_"))
 
 
 @nox.session(default=False)
