@@ -17,7 +17,7 @@ RINGS = (
     {"guard", "async_guard"},
     {"async_renewal", "renewal_loop", "async_renewal_loop"},
     {"transport", "async_transport"},
-    {"renewal"},
+    {"async_clock", "renewal", "settings"},
     {"operations", "clock"},
     {"lease", "errors"},
 )
