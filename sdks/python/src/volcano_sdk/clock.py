@@ -15,8 +15,10 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """CLOCK_BOOTTIME where there is one; else whichever of the monotonic and the wall clock went
-    further, so that a suspend shows (and a wall clock set forward costs a lease, never a lock)."""
+    """CLOCK_BOOTTIME where there is one, else whichever of monotonic and wall clock went further.
+
+    So a suspend shows everywhere, and a wall clock set forward costs a lease, never a lock.
+    """
 
     def __init__(self) -> None:
         self._behind = 0.0

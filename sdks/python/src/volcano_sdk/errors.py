@@ -61,7 +61,7 @@ class ConflictError(VolcanoError):
 
 
 class LockLostError(VolcanoError):
-    """We held the lock and may no longer act; `__cause__` is the server's refusal, if there was one."""
+    """We held the lock and may no longer act; `__cause__`: what the server or network last said."""
 
 
 class RateLimitedError(VolcanoError):
@@ -74,6 +74,29 @@ class ServerError(VolcanoError):
 
 class TransportError(VolcanoError):
     """No answer arrived.  The server may or may not have acted."""
+
+
+def put_beside(error: BaseException, companion: BaseException) -> None:
+    """Let `companion` travel with `error`: as a note, and at the end of its `__context__` chain.
+
+    The user's own error is never masked: docs/semantics.md#exit.
+    """
+    travelling = chain(error)
+    if companion in travelling:
+        return
+    for one in chain(companion):
+        if one.__context__ in travelling:
+            one.__context__ = None  # it was raised while `error` was handled: no circle
+    travelling[-1].__context__ = companion
+    error.add_note(f"{type(companion).__name__}: {companion}")
+
+
+def chain(error: BaseException) -> list[BaseException]:
+    """The error, then what it was raised from or while handling, and so on."""
+    errors = [error]
+    while (before := errors[-1].__cause__ or errors[-1].__context__) and before not in errors:
+        errors.append(before)
+    return errors
 
 
 def from_status(status: int) -> type[VolcanoError]:

@@ -12,7 +12,7 @@ import re
 import uuid
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote
@@ -195,7 +195,7 @@ class Try:
 class Grant:
     """A good answer to an acquire or a renewal.
 
-    `expires_in` is what was left of the lease when the server decided, in seconds, where it says so.
+    `expires_in`: what was left of the lease when the server decided, in seconds, if it says so.
     """
 
     sent_at: float
@@ -226,10 +226,12 @@ def state(request: Request, answer: Answer) -> LockState:
     match fields.get("held"):
         case True:
             return LockState(
-                True, _instant(request, answer, fields), _fencing_token(request, answer, fields)
+                held=True,
+                expires_at=_instant(request, answer, fields),
+                fencing_token=_fencing_token(request, answer, fields),
             )
         case False:
-            return LockState(False)
+            return LockState(held=False)
         case _:
             raise _unreadable(request, answer, "held")
 
@@ -293,11 +295,11 @@ def _json_object(request: Request, answer: Answer) -> dict[str, Any]:
 def _instant(request: Request, answer: Answer, fields: dict[str, Any]) -> datetime:
     try:
         instant = datetime.fromisoformat(fields["expires_at"])
-    except (KeyError, TypeError, ValueError):
-        raise _unreadable(request, answer, "expires_at") from None
-    if instant.tzinfo is None:
-        raise _unreadable(request, answer, "expires_at")
-    return instant
+        if instant.tzinfo is not None:
+            return instant.astimezone(UTC)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        pass
+    raise _unreadable(request, answer, "expires_at")
 
 
 def _fencing_token(request: Request, answer: Answer, fields: dict[str, Any]) -> int:

@@ -57,7 +57,7 @@ class Trust:
 
     @staticmethod
     def begun(acquired: Acquired, ttl: int) -> "Trust":
-        """From a good acquire; two tries of it may have been sent, the lease is as old as the first."""
+        """From a good acquire; of two tries of it, the lease is as old as the first."""
         unproven = Trust(acquired.first_sent_at, ttl, deadline=-math.inf)
         return unproven.answered(acquired.grant)
 
@@ -71,8 +71,10 @@ class Trust:
         return replace(self, ttl=min(self.ttl, ttl), deadline=min(self.deadline, at + ttl))
 
     def answered(self, grant: Grant) -> "Trust":
-        """A good answer, also a late one: worth its send time and the shortest TTL; never less
-        than what was trusted before."""
+        """A good answer, also a late one: worth its send time and the shortest TTL.
+
+        It is never worth less than what was trusted before.
+        """
         worth = grant.sent_at + self.ttl
         if grant.expires_in is not None:
             worth = min(worth, grant.sent_at + grant.expires_in)
@@ -133,6 +135,7 @@ class Holding:
         self.loss: LockLostError | None = None
         self.ended = False
         self.released = False
+        self._latest_failure: VolcanoError | None = None
 
     @property
     def live(self) -> bool:
@@ -142,19 +145,30 @@ class Holding:
         """The loss, if there is one by `now`.  Every question about the lock comes through here."""
         if self.live and now >= self.trust.stop_at:
             self.lose("was not renewed in time", None)
+            if self.loss is not None:
+                self.loss.__cause__ = self._latest_failure
         return self.loss
 
     def lose(self, how: str, cause: VolcanoError | None) -> None:
         """The first loss counts; after the end there is none."""
-        if not self.live:
-            return
-        self.loss = LockLostError(
+        if self.live:
+            self.loss = self._lost(how, cause)
+
+    def release_refused(self, cause: VolcanoError) -> LockLostError:
+        """Our release was answered 409 and no loss was known: we had lost it unawares."""
+        if self.loss is None:
+            self.loss = self._lost("was lost: its release was refused", cause)
+        return self.loss
+
+    def _lost(self, how: str, cause: VolcanoError | None) -> LockLostError:
+        loss = LockLostError(
             f"the lock {self.lease.key!r} (fencing token {self.lease.fencing_token}) {how}",
             status=cause.status if cause else None,
             code=cause.code if cause else None,
             request_id=cause.request_id if cause else None,
         )
-        self.loss.__cause__ = cause
+        loss.__cause__ = cause
+        return loss
 
     def renewal(self, request: Request, now: float, client_timeout: float) -> Try:
         """The try to send at `now`."""
@@ -177,6 +191,7 @@ class Holding:
             if error.status in _FINAL:
                 self.lose("was lost: its renewal was refused", error)
                 return
+            self._latest_failure = error
             self.schedule = self.schedule.after_failure(
                 self.trust,
                 sent_at=outcome.sent_at,
@@ -192,6 +207,7 @@ class Holding:
         if grant.fencing_token != self.lease.fencing_token:
             self.lose(f"was lost: it now has the fencing token {grant.fencing_token}", None)
             return
+        self._latest_failure = None
         self.trust = self.trust.answered(grant)
         self.lease = grant.lease(self.lease.key, self.lease.token)
         self.schedule = Schedule.after_success(self.trust, sent_at=grant.sent_at, jitter=jitter)
