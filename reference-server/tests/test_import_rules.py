@@ -26,7 +26,7 @@ RINGS = (
 PURE = {"lease", "fencing", "quota", "wire", "problems"}
 EFFECTS = {"time", "random", "os", "asyncio", "threading", "sqlite3", "starlette", "secrets"}
 ONLY_IN = {
-    "starlette": {"routes", "app", "serving"},  # serving names the type of what it serves
+    "starlette": {"routes", "app", "serving", "testing"},  # the last two name its types only
     "sqlite3": {"stores.sqlite", "access"},  # access keeps credentials in a file of their own
     "uvicorn": {"serving"},
     "click": {"cli"},
