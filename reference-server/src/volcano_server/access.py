@@ -59,15 +59,17 @@ _YOUNG_SECONDS = 2.0
 
 
 class AccessError(Exception):
-    """The file of credentials cannot be used.  The text is one sentence for the operator."""
+    """The file of credentials cannot be used.  The text is one sentence for the operator.
+
+    `exit_status`: of sysexits.h.
+    """
+
+    def __init__(self, sentence: str, exit_status: int) -> None:
+        super().__init__(sentence)
+        self.exit_status = exit_status
 
 
-class UnknownNameError(AccessError):
-    """No such project or credential."""
-
-
-class NewerSchemaError(AccessError):
-    """The file was written by a newer version."""
+_DATA_ERROR, _NO_INPUT, _NO_USER, _CANNOT_CREATE, _IO_ERROR = 65, 66, 67, 73, 74
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class Access:
         self._callers: Mapping[bytes, Caller] = dict(self._fixed)
 
     def authenticate(self, authorization: bytes | None) -> Caller | Problem:
-        """The caller behind the value of an Authorization header (docs/semantics.md#credentials)."""
+        """The caller behind an Authorization header: docs/semantics.md#credentials."""
         if authorization is None:
             return AUTHENTICATION_REQUIRED
         scheme, _, key = authorization.partition(b" ")
@@ -183,7 +185,7 @@ class AccessFile:
         except FileNotFoundError:
             return FileState(0, 0, 0)
         except OSError as error:
-            raise AccessError(f"cannot read {self.path}: {error.strerror}") from error
+            raise AccessError(f"cannot read {self.path}: {error.strerror}", _IO_ERROR) from error
         return FileState(found.st_ino, found.st_size, found.st_mtime_ns)
 
     def callers(self) -> dict[bytes, Caller]:
@@ -207,7 +209,7 @@ class AccessFile:
                     "insert into project values (?, ?, ?)", (name, quota, int(time.time()))
                 )
             except sqlite3.IntegrityError:
-                raise AccessError(f"the project {name!r} exists already") from None
+                raise AccessError(f"the project {name!r} exists already", _CANNOT_CREATE) from None
 
     def projects(self) -> list[Project]:
         if not self.path.exists():
@@ -217,7 +219,7 @@ class AccessFile:
             return [Project(*row) for row in rows]
 
     def set_quota(self, project: str, quota: int) -> None:
-        with self._opened() as database:
+        with self._opened(write=True) as database:
             changed = database.execute(
                 "update project set quota = ? where name = ?", (quota, project)
             )
@@ -231,7 +233,7 @@ class AccessFile:
         key = PREFIXES[kind] + secrets.token_urlsafe(32)
         id_ = f"key_{secrets.token_hex(4)}"
         granted = " ".join(permissions) if kind == "service" else ""
-        with self._opened() as database:
+        with self._opened(write=True) as database:
             found = database.execute("select 1 from project where name = ?", (project,))
             if found.fetchone() is None:
                 raise _unknown_project(project)
@@ -259,50 +261,52 @@ class AccessFile:
 
     def revoke_key(self, id_: str) -> None:
         """Revoking twice is the same as revoking once."""
-        with self._opened() as database:
+        with self._opened(write=True) as database:
             changed = database.execute(
                 "update credential set revoked_at = coalesce(revoked_at, ?) where id = ?",
                 (int(time.time()), id_),
             )
             if changed.rowcount == 0:
-                raise UnknownNameError(
-                    f"no key has the id {id_!r}; `volcano-server keys list` shows the ids"
+                raise AccessError(
+                    f"no key has the id {id_!r}; `volcano-server keys list` shows the ids", _NO_USER
                 )
 
     @contextmanager
-    def _opened(self, *, create: bool = False) -> Iterator[sqlite3.Connection]:
+    def _opened(self, *, write: bool = False, create: bool = False) -> Iterator[sqlite3.Connection]:
         """One transaction on a connection of its own."""
         if create and not self.path.exists():
             _create_private(self.path)
         elif not self.path.exists():
-            raise UnknownNameError(
-                f"there is no file {self.path}; `volcano-server projects create NAME` makes it"
+            raise AccessError(
+                f"there is no file {self.path}; `volcano-server projects create NAME` makes it",
+                _NO_INPUT,
             )
         try:
             database = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
         except sqlite3.Error as error:
-            raise AccessError(f"cannot open {self.path}: {error}") from error
+            raise AccessError(f"cannot open {self.path}: {error}", _IO_ERROR) from error
         try:
             database.execute("pragma foreign_keys = on")
-            database.execute("begin immediate" if create else "begin")
+            database.execute("begin immediate" if write or create else "begin")
             self._check_schema(database, create=create)
             yield database
             database.execute("commit")
         except sqlite3.Error as error:
-            raise AccessError(f"cannot use {self.path}: {error}") from error
+            raise _access_error(self.path, error) from error
         finally:
             database.close()
 
     def _check_schema(self, database: sqlite3.Connection, *, create: bool) -> None:
         (version,) = database.execute("pragma user_version").fetchone()
         if version > _SCHEMA_VERSION:
-            raise NewerSchemaError(
+            raise AccessError(
                 f"{self.path} has schema {version}, written by a newer volcano-server; "
-                f"this one knows schema {_SCHEMA_VERSION}"
+                f"this one knows schema {_SCHEMA_VERSION}",
+                _DATA_ERROR,
             )
         if version == 0:
             if not create:
-                raise AccessError(f"{self.path} is not a file of volcano-server credentials")
+                raise _not_ours(self.path)
             for statement in _SCHEMA.split(";"):
                 database.execute(statement)
 
@@ -312,10 +316,24 @@ def _create_private(path: Path) -> None:
     try:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
     except OSError as error:
-        raise AccessError(f"cannot write {path}: {error.strerror}") from error
+        raise AccessError(f"cannot write {path}: {error.strerror}", _CANNOT_CREATE) from error
 
 
-def _unknown_project(name: str) -> UnknownNameError:
-    return UnknownNameError(
-        f"there is no project {name!r}; `volcano-server projects list` shows them"
+def _access_error(path: Path, error: sqlite3.Error) -> AccessError:
+    match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF:  # the primary code
+        case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT:
+            return _not_ours(path)
+        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
+            return AccessError(f"cannot write {path}", _CANNOT_CREATE)
+        case _:
+            return AccessError(f"cannot use {path}: {error}", _IO_ERROR)
+
+
+def _not_ours(path: Path) -> AccessError:
+    return AccessError(f"{path} is not a file of volcano-server credentials", _DATA_ERROR)
+
+
+def _unknown_project(name: str) -> AccessError:
+    return AccessError(
+        f"there is no project {name!r}; `volcano-server projects list` shows them", _NO_USER
     )

@@ -37,7 +37,8 @@ def create_app(
 ) -> Starlette:
     """The server as an ASGI app.  Its lifespan opens and closes `store`.
 
-    `clock` is the host's, the same that the store was made with: quota windows follow its wall clock.
+    `clock` is the host's, the same that the store was made with: quota windows follow its wall
+    clock.
     What fails at start-up is raised through the lifespan and kept as `app.state.startup_error`.
     """
     settings = settings or Settings()

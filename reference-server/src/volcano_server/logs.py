@@ -1,7 +1,7 @@
 """What the server says to its operator: one JSON object a line, on stderr.
 
-Always: `server_started`, `server_stopped`, `credentials_changed`, every 5xx.  With --log-requests one
-line a request.  Never a service key, an anon key or a lock token.
+Always: `server_started`, `server_stopped`, `credentials_changed`, every 5xx.  With --log-requests
+one line a request.  Never a service key, an anon key or a lock token.
 
 stdlib logging costs 43 µs a call even for a line like these; this is a dict and a write.
 """
@@ -14,7 +14,7 @@ import structlog
 
 
 class Log:
-    """Events for the operator.  `quiet` leaves out those that a person at a terminal sees anyway."""
+    """Events for the operator.  `quiet` leaves out what a person at a terminal sees anyway."""
 
     def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -35,8 +35,8 @@ class Log:
         if not self._quiet:
             self._logger.info(event, **facts)
 
-    def request(self, **facts: Any) -> None:
-        self._logger.info("request", **facts)
+    def request(self, *, failed: bool, **facts: Any) -> None:
+        (self._logger.error if failed else self._logger.info)("request", **facts)
 
     def trouble(self, event: str, **facts: Any) -> None:
         """Something an operator should look at.  `exc_info=True` adds the traceback."""
@@ -44,7 +44,7 @@ class Log:
 
 
 def silence_uvicorn() -> None:
-    """uvicorn's own lines are not JSON, and what they say of faults the app has said already."""
+    """Its lines are not JSON, and what they say of faults the app has said already."""
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.CRITICAL + 1)

@@ -101,7 +101,7 @@ class LockRoute(BaseRoute):
             outcome = await self._service.answer(request)
         except _ClientGoneError:
             return
-        except Exception:  # whatever it was, the client gets JSON and the operator the traceback
+        except Exception:  # noqa: BLE001 - the client gets JSON, the operator the traceback
             self._log.trouble("internal_error", path=_printable(scope), exc_info=True)
             outcome = Outcome(INTERNAL_ERROR)
         reply = _reply(request, outcome)
@@ -115,20 +115,17 @@ class LockRoute(BaseRoute):
         name = answer.code if isinstance(answer, Problem) else _OUTCOMES[type(answer)]
         self._metrics.count(request.operation, name, seconds)
         if status >= 500 or self._service.settings.log_requests:
-            write = self._log.trouble if status >= 500 else self._log.request
-            facts = {
-                "request_id": _shown_request_id(request),
-                "operation": request.operation.value,
-                "project": outcome.caller.project if outcome.caller else None,
-                "key": _printable_segment(request.key_segment),
-                "outcome": name,
-                "status": status,
-                "duration_ms": round(seconds * 1000, 3),
-            }
-            if status >= 500:
-                write("request", reason=outcome.reason, **facts)
-            else:
-                write(**facts)
+            self._log.request(
+                failed=status >= 500,
+                request_id=_shown_request_id(request),
+                operation=request.operation.value,
+                project=outcome.caller.project if outcome.caller else None,
+                key=_printable_segment(request.key_segment),
+                outcome=name,
+                status=status,
+                duration_ms=round(seconds * 1000, 3),
+                **({"reason": outcome.reason} if outcome.reason else {}),
+            )
 
 
 _OUTCOMES: Mapping[type, str] = {

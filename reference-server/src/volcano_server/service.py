@@ -110,6 +110,10 @@ class LockService:
             if not spent.allowed:
                 refusal = rate_limited(caller.quota, retry_after=spent.retry_after)
                 return Outcome(refusal, caller, spent)
+        return await self._decide(request, caller, spent)
+
+    async def _decide(self, request: LockRequest, caller: Caller, spent: Spent | None) -> Outcome:
+        """The request itself: 400, 413, then the lease rules."""
         try:
             command = await _command(request, caller.project)
             if self._touched is not None:

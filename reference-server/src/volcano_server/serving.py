@@ -1,11 +1,11 @@
 """The app on a port: uvicorn with uvloop and httptools, and what it leaves open.
 
-    bind()      the port first, before a file is touched
-    JsonServer  says when it accepts requests; a second signal stops it at once
-    JsonProtocol  what is no HTTP gets a JSON 400; a connection that stalls inside a request's head is closed
+    bind()        the port first, before a file is touched
+    JsonServer    says when it accepts requests; a second signal stops it at once
+    JsonProtocol  what is no HTTP gets a JSON 400; what stalls inside a request's head is closed
 
-A kept connection lives for 75 s: longer than the idle limit of any client, which otherwise sends its
-renewal into a connection that is being closed.
+A kept connection lives for 75 s: longer than the idle limit of any client, which otherwise sends
+its renewal into a connection that is being closed.
 """
 
 import errno
@@ -17,7 +17,11 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from volcano_server.settings import SettingError
 
@@ -27,14 +31,6 @@ GRACEFUL = 12
 _LARGEST_HEAD = 64 * 1024
 
 
-class BindError(Exception):
-    """The address cannot be listened on.  The text is one sentence; `exit_status` of sysexits.h."""
-
-    def __init__(self, sentence: str, exit_status: int) -> None:
-        super().__init__(sentence)
-        self.exit_status = exit_status
-
-
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket.  `port` 0: whichever is free."""
     if not 0 <= port <= 65_535:
@@ -42,7 +38,9 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError):
-        raise BindError(f"--host: {host!r} is no address of this machine", 68) from None  # NOHOST
+        raise SettingError(
+            f"--host: {host!r} is no address of this machine", 68
+        ) from None  # NOHOST
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     try:
@@ -55,21 +53,21 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _bind_error(host: str, port: int, error: OSError) -> BindError:
+def _bind_error(host: str, port: int, error: OSError) -> SettingError:
     match error.errno:
         case errno.EADDRINUSE:
-            return BindError(
+            return SettingError(
                 f"port {port} on {host} is in use; stop what uses it or choose another with --port "
                 "(0 takes any free one)",
                 69,  # EX_UNAVAILABLE
             )
         case errno.EACCES:
-            return BindError(
-                f"port {port} needs more rights than this user has; choose one from 1024 with --port",
+            return SettingError(
+                f"port {port} needs more rights than this user has; choose another with --port",
                 77,  # EX_NOPERM
             )
         case _:
-            return BindError(f"cannot listen on {host} port {port}: {error.strerror}", 68)
+            return SettingError(f"cannot listen on {host} port {port}: {error.strerror}", 68)
 
 
 def url_of(listener: socket.socket) -> str:
@@ -88,7 +86,8 @@ class JsonProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
+        cycle: RequestResponseCycle | None = self.cycle  # None until the first request
+        if cycle is not None and not cycle.response_complete:
             self._head_size = 0
             return
         # Between two requests, or inside the head of one: uvicorn itself would wait for ever.

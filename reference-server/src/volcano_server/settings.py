@@ -16,7 +16,14 @@ DEFAULT_PORT = 8790
 
 
 class SettingError(ValueError):
-    """A setting that cannot be used.  The text names it, what came and what is right."""
+    """A setting that cannot be used.  The text names it, what came and what is right.
+
+    `exit_status`: of sysexits.h.
+    """
+
+    def __init__(self, sentence: str, exit_status: int = 64) -> None:  # EX_USAGE
+        super().__init__(sentence)
+        self.exit_status = exit_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,7 @@ _SQLITE = "sqlite:///"
 
 
 def parse_store_url(url: str) -> Path:
-    """The path in `sqlite:///path`, relative to the working directory unless it begins with a slash."""
+    """The path in `sqlite:///path`: from the working directory, unless it begins with a slash."""
     path = url.removeprefix(_SQLITE)
     if path == url or not path or "?" in path or "#" in path:
         raise SettingError(

@@ -9,8 +9,8 @@
     async with server_in_process() as server:         # no port: an ASGI transport for httpx
         http = httpx.AsyncClient(transport=server.transport(), base_url=server.url)
 
-With `pytest_plugins = ["volcano_server.testing"]` in the top conftest.py a test asks for the fixture
-`volcano_server`: a server on a port, new for each test.
+With `pytest_plugins = ["volcano_server.testing"]` in the top conftest.py a test asks for the
+fixture `volcano_server`: a server on a port, new for each test.
 """
 
 import threading
@@ -97,8 +97,8 @@ def running_server(
 ) -> Iterator[VolcanoServer]:
     """A server on a port of 127.0.0.1, in a thread with an event loop of its own.
 
-    The arguments are those of `server_in_process`; `port` 0 takes any free one.  What the store cannot
-    be opened for is raised here.
+    The arguments are those of `server_in_process`; `port` 0 takes any free one.  What keeps the
+    store from being opened is raised here.
     """
     clock = clock or ManualClock()
     app = _new_app(clock, store, quota, settings)
