@@ -1,0 +1,274 @@
+"""The locks that a client keeps, and the one task that renews them and announces their loss.
+
+    heap of moments (stop times, due renewals) ──> due, the earliest stop time first ──> in flight
+            ^                                                                                |
+            └──────────────────── what the answer says about the next moment ────────────────┘
+
+One task and one heap, not a timer or a task for each lock: 2 000 locks at TTL 30 are 200 renewals a
+second, and the rest of the time nothing happens.
+"""
+
+import heapq
+import itertools
+import logging
+import math
+import os
+import threading
+import uuid
+from collections.abc import Callable
+
+import anyio
+from anyio.abc import TaskGroup
+
+from volcano_sdk import operations
+from volcano_sdk.async_clock import AsyncClock
+from volcano_sdk.async_transport import AsyncTransport
+from volcano_sdk.errors import LockLostError
+from volcano_sdk.operations import Grant
+from volcano_sdk.renewal import Holding
+from volcano_sdk.settings import Settings
+
+log = logging.getLogger("volcano_sdk")
+
+_ANSWERED_SOON = 32
+"""Renewals in flight that count against the bound: more at once only cost more each."""
+_HUNG_AFTER = 1.0
+"""Seconds without an answer, after which a try no longer counts: it waits, it costs nothing."""
+_IN_FLIGHT = 256
+"""All of them, the hung ones too: each has a socket."""
+
+
+class Held:
+    """One lock of a running `with_lock`: its state, and who hears of its loss.
+
+    `body` is cancelled by the loss; `over` is set by the loss or the end, whichever comes first;
+    `progress` is set after each renewal try, and is then a new event.
+    """
+
+    def __init__(self, holding: Holding, clock: AsyncClock) -> None:
+        self.holding = holding
+        self.body = anyio.CancelScope()
+        self.over = anyio.Event()
+        self.progress = anyio.Event()
+        self.renewing: anyio.CancelScope | None = None
+        self.queued = False
+        self.wakes_at = math.inf
+        self._clock = clock
+        self._callbacks: list[Callable[[LockLostError], object]] = []
+        self._announced = False
+        self._home = _here()
+
+    def look(self) -> LockLostError | None:
+        """The loss, if there is one by now.  The first look that finds one announces it.
+
+        From another thread it is seen but not announced, since cancel scopes are the loop's own.
+        """
+        at_home = _here() == self._home
+        if self.is_foreign:
+            self.holding.lose("belongs to the process that this one was forked from", None)
+        loss = self.holding.look(self._clock.now())
+        if loss is not None and at_home and not self._announced:
+            self._announced = True
+            self.settle()
+            self.body.cancel()
+            for callback in self._callbacks:
+                _call(callback, loss)
+        return loss
+
+    def check(self) -> None:
+        """Raise the loss, if there is one by now."""
+        loss = self.look()
+        if loss is not None:
+            raise loss
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this process is a fork of the one that holds the lock: it owns nothing."""
+        return os.getpid() != self._home[0]
+
+    def settle(self) -> None:
+        """Lost or ended: whoever waits goes on, and a renewal in flight is abandoned."""
+        self.over.set()
+        self.progress.set()
+        if self.renewing is not None:
+            self.renewing.cancel()
+
+    def on_lost(self, callback: Callable[[LockLostError], object]) -> None:
+        if self._announced and self.holding.loss is not None:
+            _call(callback, self.holding.loss)
+        else:
+            self._callbacks.append(callback)
+
+
+def _here() -> tuple[int, int]:
+    return os.getpid(), threading.get_ident()
+
+
+def _call(callback: Callable[[LockLostError], object], loss: LockLostError) -> None:
+    try:
+        callback(loss)
+    except Exception:
+        log.exception("an on_lost callback failed")
+
+
+class Renewals:
+    """Every lock that one client holds through `with_lock`."""
+
+    def __init__(
+        self,
+        transport: AsyncTransport,
+        settings: Settings,
+        clock: AsyncClock,
+        jitter: Callable[[], float],
+    ) -> None:
+        self.kept: dict[Held, None] = {}  # a set that remembers the order
+        self._by_token: dict[str, list[Held]] = {}
+        self._transport = transport
+        self._settings = settings
+        self._clock = clock
+        self._jitter = jitter
+        self._moments: list[tuple[float, int, Held]] = []  # (when to look at it, tie, lock)
+        self._due: list[tuple[float, int, Held]] = []  # (stop time, tie, lock)
+        self._ties = itertools.count()
+        self._in_flight: dict[Held, float] = {}  # {lock: when its try was sent}, oldest first
+        self._wake = anyio.Event()
+        self._is_running = False
+
+    def start(self, tasks: TaskGroup) -> None:
+        """From now on; the renewals are tasks of this group too."""
+        self._is_running = True
+        tasks.start_soon(self._run, tasks)
+
+    def close(self) -> None:
+        self._is_running = False
+        self._wake.set()
+
+    def check_running(self) -> None:
+        if not self._is_running:
+            raise RuntimeError(
+                "with_lock needs an entered client, whose task group renews the lock:"
+                " `async with AsyncVolcanoClient(...) as client:`"
+            )
+
+    def keep(self, held: Held) -> None:
+        """Until `forget`.  A client that was closed meanwhile keeps nothing."""
+        self.kept[held] = None
+        self._by_token.setdefault(held.holding.lease.token, []).append(held)
+        if self._is_running:
+            self.moved(held)
+        else:
+            held.holding.lose("was given up: its client was closed", None)
+
+    def stop(self, held: Held) -> None:
+        """Our release is about to be sent: no more renewals, and no loss any more."""
+        held.holding.ended = True
+        held.settle()
+
+    def forget(self, held: Held) -> None:
+        self.stop(held)
+        del self.kept[held]
+        token = held.holding.lease.token
+        self._by_token[token].remove(held)
+        if not self._by_token[token]:
+            del self._by_token[token]
+
+    def held_by(self, token: str) -> list[Held]:
+        """The running `with_lock`s of this lock token."""
+        return list(self._by_token.get(token, ()))
+
+    def moved(self, held: Held) -> None:
+        """Its stop time or its next renewal may have come nearer."""
+        if not held.holding.live:
+            return
+        at = held.holding.trust.stop_at
+        if not held.queued:
+            at = min(at, held.holding.schedule.due_at)
+        if at < held.wakes_at:
+            held.wakes_at = at
+            heapq.heappush(self._moments, (at, next(self._ties), held))
+            self._wake.set()
+
+    def answered(self, held: Held, grant: Grant) -> None:
+        """A direct call with its token was answered well."""
+        held.holding.answered(grant, jitter=self._jitter())
+        held.look()
+        self.moved(held)
+
+    async def _run(self, tasks: TaskGroup) -> None:
+        while self._is_running:
+            self._wake = anyio.Event()
+            now = self._clock.now()
+            self._look_around(now)
+            self._start_due(now, tasks)
+            until = self._next_moment(now)
+            if until < math.inf:
+                await self._clock.wait(self._wake, until)
+            else:
+                await self._wake.wait()
+
+    async def until_fresh(self, held: Held) -> None:
+        """Until no renewal is due or being retried, or the lock is lost."""
+        holding = held.holding
+        while not held.look() and (
+            holding.schedule.failures or holding.schedule.due_at <= self._clock.now()
+        ):
+            await held.progress.wait()
+
+    def _look_around(self, now: float) -> None:
+        while self._moments and self._moments[0][0] <= now:
+            at, _, held = heapq.heappop(self._moments)
+            if at != held.wakes_at:
+                continue  # an earlier moment took its place
+            held.wakes_at = math.inf
+            if not held.holding.live or held.look():
+                continue
+            if not held.queued and held.holding.schedule.due_at <= now:
+                held.queued = True
+                heapq.heappush(self._due, (held.holding.trust.stop_at, next(self._ties), held))
+            self.moved(held)
+
+    def _start_due(self, now: float, tasks: TaskGroup) -> None:
+        counting = sum(now - sent_at < _HUNG_AFTER for sent_at in self._in_flight.values())
+        while self._due and counting < _ANSWERED_SOON and len(self._in_flight) < _IN_FLIGHT:
+            held = heapq.heappop(self._due)[2]
+            if held.holding.live:
+                self._in_flight[held] = now
+                counting += 1
+                tasks.start_soon(self._renew, held)
+
+    def _next_moment(self, now: float) -> float:
+        next_moment = self._moments[0][0] if self._moments else math.inf
+        if self._due and len(self._in_flight) < _IN_FLIGHT:
+            ripe = (sent_at + _HUNG_AFTER for sent_at in self._in_flight.values())
+            next_moment = min(next_moment, min((at for at in ripe if at > now), default=math.inf))
+        return next_moment
+
+    async def _renew(self, held: Held) -> None:
+        holding = held.holding
+        try:
+            with anyio.CancelScope() as held.renewing:
+                if held.look() or holding.ended:
+                    return
+                request = operations.renew(
+                    holding.lease.key,
+                    ttl=holding.ttl,
+                    token=holding.lease.token,
+                    request_id=str(uuid.uuid4()),
+                    service_key=self._settings.credential,
+                )
+                sent_at = self._clock.now()
+                attempt = holding.renewal(request, sent_at, self._settings.timeout)
+                outcome = await self._transport.exchange(attempt, sent_at=sent_at)
+                now = self._clock.now()
+                holding.renewed(request, outcome, now=now, jitter=self._jitter())
+        finally:
+            held.renewing = None
+            held.queued = False
+            del self._in_flight[held]
+        held.look()
+        held.progress.set()
+        if holding.live:
+            held.progress = anyio.Event()
+        self.moved(held)
+        if self._due:
+            self._wake.set()
