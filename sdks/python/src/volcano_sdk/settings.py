@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -137,4 +138,16 @@ def _proxy_for(url: str) -> str | None:
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if not proxy or proxy_bypass(parts.netloc):
         return None
-    return proxy if "://" in proxy else f"http://{proxy}"
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    scheme = urlsplit(proxy).scheme
+    problem = None
+    if scheme not in ("http", "https", "socks5", "socks5h"):
+        problem = "is not an http://, https:// or socks5:// URL"
+    elif scheme.startswith("socks5") and find_spec("socksio") is None:
+        problem = "needs the package socksio (pip install 'httpx[socks]')"
+    if problem is not None:
+        raise ValueError(
+            f"the environment's proxy {without_userinfo(proxy)} {problem};"
+            " trust_env=False ignores it"
+        )
+    return proxy

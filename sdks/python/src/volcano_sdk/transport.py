@@ -1,0 +1,437 @@
+"""HTTP for the sync flavour: the only file of it that touches the network.
+
+    exchange ──> lane ── one connection, one exchange at a time ──> server
+      │            └── interrupted, timed out, failed: thrown away, its socket closed
+      └── answered: back to the idle ones, the last used on top
+
+Nothing is shared between two exchanges, so none can poison another or get its answer.  Nothing is
+sent twice and no redirect is followed.  A try is bounded in total: a server that dribbles bytes
+does not extend it.
+"""
+
+import contextlib
+import socket
+import ssl
+import threading
+import weakref
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Protocol
+
+import httpcore
+import httpx
+
+from volcano_sdk.errors import TransportError
+from volcano_sdk.operations import EXIT_TRY_SECONDS, Answer, Failure, Outcome, Request, Try
+from volcano_sdk.settings import Settings
+from volcano_sdk.threads import Timer, Timers
+from volcano_sdk.version import __version__
+
+_IDLE_LANES = 16
+_KEEP_ALIVE = 60.0
+"""Seconds; shorter than what servers grant, so that we close a connection before they do."""
+_LARGEST_ANSWER = 1 << 20
+
+
+class Shield:
+    """Holds back the first interrupt that comes while an answer is awaited.
+
+    The answer then gets EXIT_TRY_SECONDS more; whoever made the shield raises `interrupt`
+    afterwards.  A second interrupt goes through.  `reached`: the server may have acted.
+    """
+
+    def __init__(self) -> None:
+        self.interrupt: BaseException | None = None
+        self.reached = False
+
+
+class Transport(Protocol):
+    """How one try is carried out."""
+
+    def exchange(self, attempt: Try, *, shield: Shield | None = None) -> Outcome:
+        """Send it and wait for the answer, for `attempt.timeout` in total."""
+
+    def close(self) -> None:
+        """End what is in flight and close what is idle."""
+
+    def forget(self) -> None:
+        """In the child of a fork: drop the parent's connections, and start anew."""
+
+
+class Lanes:
+    """The connections to one server, as many as there are exchanges at a time."""
+
+    def __init__(self, settings: Settings, timers: Timers) -> None:
+        self._settings = settings
+        self._timers = timers
+        self._server = _Server(settings)
+        self._lock = threading.Lock()
+        self._idle: list[_Lane] = []
+        self._busy: set[_Lane] = set()
+        self._is_closed = False
+        weakref.finalize(self, _close_all, self._idle)
+
+    def exchange(self, attempt: Try, *, shield: Shield | None = None) -> Outcome:
+        sent_at = self._timers.now()
+        lane = self._take()
+        try:
+            answer = lane.send(self._server, attempt, sent_at, shield)
+        except httpcore.ProxyError as error:
+            return self._failure(attempt, sent_at, f"the proxy refused: {error}", reached=False)
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
+            return self._failure(attempt, sent_at, str(error), reached=lane.reached)
+        else:
+            lane.is_good = True
+            return answer
+        finally:
+            if shield is not None:
+                shield.reached |= lane.reached
+            self._give(lane)
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            busy = list(self._busy)
+        for lane in busy:
+            lane.shut()
+        _close_all(self._idle)
+
+    def forget(self) -> None:
+        # Another thread may have held any lock when the process was forked: none is touched.
+        for lane in [*self._idle, *self._busy]:
+            lane.drop()
+        self._idle.clear()
+        self._busy.clear()
+        self._lock = threading.Lock()
+
+    def _take(self) -> "_Lane":
+        with self._lock:
+            lane = self._idle.pop() if self._idle else _Lane(self._server, self._timers)
+            self._busy.add(lane)
+        return lane
+
+    def _give(self, lane: "_Lane") -> None:
+        with self._lock:
+            self._busy.discard(lane)
+            if lane.is_good and not self._is_closed and len(self._idle) < _IDLE_LANES:
+                self._idle.append(lane)
+                return
+        lane.close()
+
+    def _failure(self, attempt: Try, sent_at: float, what: str, *, reached: bool) -> Failure:
+        return failure(self._settings, attempt, sent_at, what, reached=reached)
+
+
+class Injected:
+    """The caller's own client (httpx.Client or one of its kind), used as it is."""
+
+    def __init__(self, client: Any, settings: Settings, timers: Timers) -> None:
+        self._client = client
+        self._settings = settings
+        self._timers = timers
+
+    def exchange(self, attempt: Try, *, shield: Shield | None = None) -> Outcome:
+        if shield is not None:
+            shield.reached = True  # nobody tells us
+        sent_at = self._timers.now()
+        request = attempt.request
+        try:
+            response = self._client.request(
+                request.method,
+                self._settings.api_url + request.path,
+                headers=dict(request.headers),
+                content=request.body,
+                timeout=attempt.timeout,
+                follow_redirects=False,
+                auth=None,
+            )
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            return Answer(sent_at, response.status_code, headers, response.content)
+        except Exception as error:
+            ancestors = {ancestor.__name__ for ancestor in type(error).__mro__}
+            if not ancestors & {"RequestError", "StreamError", "OSError"}:
+                raise
+            what = f"{type(error).__name__}: {error}"
+            reached = not ancestors & {"ConnectError", "ConnectTimeout", "PoolTimeout"}
+            return failure(self._settings, attempt, sent_at, what, reached=reached)
+
+    def close(self) -> None:
+        """It is the caller's."""
+
+    def forget(self) -> None:
+        """It is the caller's."""
+
+
+def failure(
+    settings: Settings, attempt: Try, sent_at: float, what: str, *, reached: bool
+) -> Failure:
+    """No answer, in a sentence that says who did not give it."""
+    through = ""
+    if settings.proxy_name is not None:
+        through = (
+            f" through the proxy {settings.proxy_name}, which the environment names"
+            " (trust_env=False ignores it)"
+        )
+    verb = "got no answer from" if reached else "could not reach"
+    error = TransportError(
+        f"{attempt.request.operation} {verb} {settings.api_url}{through}: {what}",
+        request_id=attempt.request.request_id,
+    )
+    return Failure(sent_at, error, reached)
+
+
+class _Server:
+    """Where the lanes lead: what is the same for all of them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._url = httpx.URL(settings.api_url)
+        self._path = self._url.raw_path.rstrip(b"/")
+        self._is_secure = self._url.scheme == "https"
+        self._proxy = None if settings.proxy is None else httpx.Proxy(settings.proxy)
+        self._ssl_context: ssl.SSLContext | None = None
+        self._headers = [
+            (b"Host", self._url.netloc),
+            (b"Accept", b"application/json"),
+            (b"User-Agent", f"volcano-sdk-python/{__version__}".encode()),
+        ]
+
+    def request(self, request: Request) -> httpcore.Request:
+        url = httpcore.URL(
+            scheme=self._url.raw_scheme,
+            host=self._url.raw_host,
+            port=self._url.port,
+            target=self._path + request.path.encode(),
+        )
+        headers = self._headers + [
+            (name.encode(), value.encode()) for name, value in request.headers.items()
+        ]
+        if request.method != "GET":
+            headers.append((b"Content-Length", b"%d" % len(request.body)))
+        return httpcore.Request(request.method, url, headers=headers, content=request.body)
+
+    def connections(self, backend: httpcore.NetworkBackend) -> httpcore.ConnectionPool:
+        """A pool of one connection, over the proxy if there is one."""
+        if self._ssl_context is None and (self._is_secure or self._proxy is not None):
+            self._ssl_context = httpx.create_ssl_context()
+        proxy = None
+        if self._proxy is not None:
+            proxy = httpcore.Proxy(
+                httpcore.URL(str(self._proxy.url)),
+                auth=self._proxy.raw_auth,
+                ssl_context=self._ssl_context if self._proxy.url.scheme == "https" else None,
+            )
+        return httpcore.ConnectionPool(
+            ssl_context=self._ssl_context,
+            proxy=proxy,
+            max_connections=1,
+            keepalive_expiry=_KEEP_ALIVE,
+            network_backend=backend,
+        )
+
+
+class _Lane(httpcore.NetworkBackend):
+    """One connection, kept open between exchanges; a stale one is replaced before anything is sent.
+
+    `reached`: bytes of the present exchange may have gone out.  `is_good`: it may be used again.
+    """
+
+    def __init__(self, server: _Server, timers: Timers) -> None:
+        self._timers = timers
+        self._pool = server.connections(self)
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._until = 0.0
+        self._exchanges = 0
+        self._is_shut = False
+        self._timer: Timer | None = None
+        self._shield: Shield | None = None
+        self.reached = False
+        self.is_good = False
+
+    def send(self, server: _Server, attempt: Try, sent_at: float, shield: Shield | None) -> Answer:
+        """Raises httpcore's errors."""
+        self.reached = self.is_good = False
+        self._shield = shield
+        self._exchanges += 1
+        self._limit(sent_at + attempt.timeout)
+        try:
+            response = self._pool.handle_request(server.request(attempt.request))
+            body = b""
+            for part in response.iter_stream():
+                body += part
+                if len(body) > _LARGEST_ANSWER:
+                    raise httpcore.RemoteProtocolError("the answer is over 1 MiB")
+            response.close()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+        headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in response.headers
+        }
+        return Answer(sent_at, response.status, headers, body)
+
+    def shut(self, exchange: int | None = None) -> None:
+        """From any thread: whatever waits on the socket, stops waiting."""
+        with self._lock:
+            if exchange not in (None, self._exchanges):
+                return  # that one has ended
+            self._is_shut = True
+            if self._socket is not None:
+                with contextlib.suppress(OSError):  # it is not connected any more
+                    # Not SSLSocket's own shutdown, which changes what its reader is using.
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._pool.close()
+        self.close_socket()
+
+    def drop(self) -> None:
+        """Close our copy of the parent's socket: no word to the server, and no lock."""
+        if self._socket is not None:
+            self._socket.close()
+
+    def _limit(self, until: float) -> None:
+        self._until = until
+        self._timer = None
+        if self._timers.socket_timeout(until) is None:
+            self._timer = self._timers.call_at(until, partial(self.shut, self._exchanges))
+
+    # What the pool and the streams ask of a lane.
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ARG002  the lane's own bound counts
+        local_address: str | None = None,  # noqa: ARG002  never asked for
+        socket_options: Iterable[Any] | None = None,  # noqa: ARG002  never asked for
+    ) -> httpcore.NetworkStream:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise httpcore.ConnectError(str(error)) from error
+        problem = ""
+        for family, kind, protocol, _, address in found:
+            self.use(socket.socket(family, kind, protocol))
+            try:
+                connecting = self.bounded()
+                connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connecting.connect(address)
+                return _Stream(self)
+            except OSError as error:
+                self.raise_if_over(error)
+                problem = problem or str(error)
+                self.close_socket()
+        raise httpcore.ConnectError(problem)
+
+    def use(self, new: socket.socket) -> None:
+        with self._lock:
+            self._socket = new
+
+    def bounded(self) -> socket.socket:
+        """The socket, set to block no longer than the try may."""
+        if self._socket is None or self._is_shut:
+            raise httpcore.ReadTimeout(self.over())
+        self._socket.settimeout(self._timers.socket_timeout(self._until))
+        return self._socket
+
+    def raise_if_over(self, error: OSError) -> None:
+        """Was it the try's end that ended it, or somebody who is not the network?"""
+        # A socket's own timeout may come a little early.
+        if self._is_shut or self._timers.now() >= self._until - 0.05:
+            raise httpcore.ReadTimeout(self.over()) from error
+        if error.errno is None:
+            raise error  # a signal's handler raised it: TimeoutError is an OSError
+
+    def over(self) -> str:
+        return "closed by another thread" if self._is_shut else "no answer in time"
+
+    def is_readable(self) -> bool:
+        """An idle connection that can be read has been closed by the server."""
+        if self._socket is None:
+            return True
+        self._socket.settimeout(0)
+        try:
+            socket.socket.recv(self._socket, 1, socket.MSG_PEEK)  # beneath TLS
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def holds_back(self, error: BaseException) -> bool:
+        """Whether the wait for the answer goes on though `error` came."""
+        if self._shield is None or self._shield.interrupt is not None or not self.reached:
+            return False
+        self._shield.interrupt = error
+        self._limit(min(self._until, self._timers.now() + EXIT_TRY_SECONDS))
+        return True
+
+    def close_socket(self) -> None:
+        with self._lock:
+            old, self._socket = self._socket, None
+        if old is not None:
+            old.close()
+
+
+class _Stream(httpcore.NetworkStream):
+    """The lane's connection as httpcore wants to see it."""
+
+    def __init__(self, lane: _Lane) -> None:
+        self._lane = lane
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002
+        while True:
+            try:
+                return self._lane.bounded().recv(max_bytes)
+            except OSError as error:
+                self._lane.raise_if_over(error)
+                raise httpcore.ReadError(str(error)) from error
+            except httpcore.TimeoutException:
+                raise
+            except BaseException as error:
+                if not self._lane.holds_back(error):
+                    raise
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002
+        if buffer:
+            self._lane.reached = True
+            try:
+                self._lane.bounded().sendall(buffer)
+            except OSError as error:
+                self._lane.raise_if_over(error)
+                raise httpcore.WriteError(str(error)) from error
+
+    def close(self) -> None:
+        self._lane.close_socket()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ARG002
+    ) -> httpcore.NetworkStream:
+        try:
+            plain = self._lane.bounded()
+            if isinstance(plain, ssl.SSLSocket):
+                raise httpcore.ConnectError("https through an https:// proxy is not supported")
+            secure = ssl_context.wrap_socket(
+                plain, server_hostname=server_hostname, do_handshake_on_connect=False
+            )
+            self._lane.use(secure)
+            self._lane.bounded()
+            secure.do_handshake()
+        except OSError as error:
+            self._lane.close_socket()
+            self._lane.raise_if_over(error)
+            raise httpcore.ConnectError(str(error)) from error
+        return self
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._lane.is_readable() if info == "is_readable" else None
+
+
+def _close_all(lanes: "list[_Lane]") -> None:
+    while lanes:
+        lanes.pop().close()
