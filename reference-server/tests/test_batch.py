@@ -1,0 +1,550 @@
+"""The queue, in front of a store whose jobs end when the test says so.
+
+Time is the loop's, moved by the test.
+"""
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from volcano_server.batch import BatchQueue
+from volcano_server.clock import ManualClock
+from volcano_server.lease import (
+    Acquire,
+    Answer,
+    Command,
+    ForceRelease,
+    Free,
+    Granted,
+    Read,
+    Release,
+    Released,
+    SlotKey,
+    Write,
+)
+from volcano_server.stores.memory import MemoryStore
+from volcano_server.stores.sqlite import SqliteStore
+from volcano_server.stores.store import StoreUnavailableError
+
+pytestmark = pytest.mark.anyio
+
+NIGHTLY = SlotKey("shop", "nightly")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@dataclass(eq=False)
+class Job:
+    """One call of the store.  It goes on when `go` is set; `failure` is raised then."""
+
+    commands: list[Command]
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    may_commit: Callable[[], bool] = lambda: True
+    failure: Exception | None = None
+
+    def proceed(self) -> None:
+        self.go.set()
+
+    def fail(self, failure: Exception) -> None:
+        self.failure = failure
+        self.go.set()
+
+
+class HeldStore(MemoryStore):
+    """Jobs wait in `jobs` until the test lets each of them go on."""
+
+    def __init__(self) -> None:
+        super().__init__(ManualClock())
+        self.jobs: list[Job] = []
+
+    async def apply(
+        self, commands: Sequence[Write], may_commit: Callable[[], bool]
+    ) -> list[Answer]:
+        job = Job(list(commands), may_commit=may_commit)
+        self.jobs.append(job)
+        await job.go.wait()
+        if job.failure:
+            raise job.failure
+        return await super().apply(commands, may_commit)
+
+    async def read(self, commands: Sequence[Read]) -> list[Answer]:
+        job = Job(list(commands))
+        self.jobs.append(job)
+        await job.go.wait()
+        if job.failure:
+            raise job.failure
+        return await super().read(commands)
+
+    async def next_job(self) -> Job:
+        await until(lambda: bool(self.jobs))
+        return self.jobs.pop(0)
+
+
+@pytest.fixture
+async def store() -> HeldStore:
+    return HeldStore()
+
+
+@pytest.fixture
+async def queue(store: HeldStore) -> AsyncIterator[BatchQueue]:
+    queue = BatchQueue(store)
+    yield queue
+    assert not store.jobs, "a test lets each job end"
+    await queue.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until something is so; the test's own timeout bounds it."""
+    while not condition():  # noqa: ASYNC110 - nothing announces it
+        await asyncio.sleep(0)
+
+
+async def settle() -> None:
+    """Let the loop do all that it can do without time passing."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def move_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    then = loop.time
+    monkeypatch.setattr(loop, "time", lambda: then() + seconds, raising=False)
+
+
+def start(queue: BatchQueue, *commands: Command) -> list[asyncio.Future[Answer]]:
+    return [asyncio.ensure_future(queue.submit(command)) for command in commands]
+
+
+def keys(job: Job) -> list[str]:
+    return [command.slot_key.key for command in job.commands]
+
+
+def acquire(key: str) -> Acquire:
+    return Acquire(SlotKey("shop", key), "alice", 30)
+
+
+def read(key: str) -> Read:
+    return Read(SlotKey("shop", key))
+
+
+async def refusal(answer: Awaitable[Answer]) -> str:
+    with pytest.raises(StoreUnavailableError) as caught:
+        await answer
+    return str(caught.value)
+
+
+# Collecting.
+
+
+async def test_what_arrives_while_a_commit_runs_is_the_next_batch_in_order(
+    queue: BatchQueue, store: HeldStore
+) -> None:
+    first = start(queue, acquire("a"))
+    job = await store.next_job()
+    rest = start(queue, acquire("b"), acquire("c"), acquire("d"))
+    await settle()
+    assert not store.jobs, "one write job at a time"
+
+    job.proceed()
+    second = await store.next_job()
+    second.proceed()
+
+    assert keys(job) == ["a"]
+    assert keys(second) == ["b", "c", "d"]
+    assert all(isinstance(answer, Granted) for answer in await asyncio.gather(*first, *rest))
+
+
+async def test_each_caller_gets_the_answer_to_its_own_command(
+    queue: BatchQueue, store: HeldStore
+) -> None:
+    answers = start(
+        queue,
+        Acquire(NIGHTLY, "alice", 30),
+        Release(NIGHTLY, "alice"),
+        Acquire(NIGHTLY, "bob", 5),
+        ForceRelease(NIGHTLY),
+    )
+    (await store.next_job()).proceed()
+
+    first, released, second, forced = await asyncio.gather(*answers)
+
+    assert isinstance(first, Granted)
+    assert isinstance(second, Granted)
+    assert (first.expires_in, second.expires_in) == (30_000_000, 5_000_000)
+    assert (released, forced) == (Released(), Released())
+
+
+async def test_a_batch_has_its_limit_and_the_rest_is_the_next_one(store: HeldStore) -> None:
+    queue = BatchQueue(store, largest_batch=2)
+    answers = start(queue, *(acquire(key) for key in "abcde"))
+
+    sizes = []
+    for _ in range(3):
+        job = await store.next_job()
+        sizes.append(keys(job))
+        job.proceed()
+
+    assert sizes == [["a", "b"], ["c", "d"], ["e"]]
+    await asyncio.gather(*answers)
+    await queue.close()
+
+
+async def test_reads_that_came_during_a_commit_are_one_job_before_the_next_commit(
+    queue: BatchQueue, store: HeldStore
+) -> None:
+    answers = start(queue, acquire("a"))
+    commit = await store.next_job()
+    answers += start(queue, acquire("b"), read("a"), read("b"), acquire("c"), read("c"))
+
+    commit.proceed()
+    reads = await store.next_job()
+    writes = await store.next_job()
+
+    assert keys(reads) == ["a", "b", "c"]
+    assert all(isinstance(command, Read) for command in reads.commands)
+    assert keys(writes) == ["b", "c"]
+    reads.proceed()
+    writes.proceed()
+    await asyncio.gather(*answers)
+
+
+async def test_a_read_does_not_wait_for_the_commit_of_its_own_round(
+    queue: BatchQueue, store: HeldStore
+) -> None:
+    (write, answer) = start(queue, acquire("a"), read("a"))
+    reads, writes = await store.next_job(), await store.next_job()
+
+    reads.proceed()
+
+    assert await answer == Free()
+    assert not write.done()
+    writes.proceed()
+    await write
+
+
+# Failing.
+
+
+async def test_a_failed_commit_refuses_exactly_its_own_batch(
+    queue: BatchQueue, store: HeldStore
+) -> None:
+    doomed = start(queue, acquire("a"), acquire("b"))
+    first = await store.next_job()
+    spared = start(queue, acquire("c"))
+
+    first.fail(StoreUnavailableError("the disk is full"))
+    (await store.next_job()).proceed()
+
+    assert [await refusal(answer) for answer in doomed] == ["the disk is full"] * 2
+    assert isinstance(await spared[0], Granted)
+
+
+async def test_failed_reads_do_not_touch_the_writes_of_their_round(
+    queue: BatchQueue, store: HeldStore
+) -> None:
+    (write, answer) = start(queue, acquire("a"), read("a"))
+    reads, writes = await store.next_job(), await store.next_job()
+
+    reads.fail(StoreUnavailableError("no"))
+    writes.proceed()
+
+    assert await refusal(answer) == "no"
+    assert isinstance(await write, Granted)
+
+
+async def test_a_fault_of_ours_reaches_the_caller_and_the_queue_goes_on(
+    queue: BatchQueue, store: HeldStore
+) -> None:
+    (answer,) = start(queue, acquire("a"))
+    (await store.next_job()).fail(RuntimeError("a fault"))
+    with pytest.raises(RuntimeError, match="a fault"):
+        await answer
+
+    (answer,) = start(queue, acquire("a"))
+    (await store.next_job()).proceed()
+
+    assert isinstance(await answer, Granted)
+
+
+async def test_a_store_that_answers_too_few_leaves_nobody_waiting(
+    queue: BatchQueue, store: HeldStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def forgetful(_: Sequence[Read]) -> list[Answer]:
+        return [Free()]
+
+    monkeypatch.setattr(store, "read", forgetful)
+
+    first, second = await asyncio.gather(
+        *start(queue, read("a"), read("b")), return_exceptions=True
+    )
+
+    assert first == Free()
+    assert isinstance(second, ValueError)
+
+
+async def test_too_many_waiting_are_refused_at_once_and_the_others_served(
+    store: HeldStore,
+) -> None:
+    queue = BatchQueue(store, most_waiting=3)
+    running = start(queue, acquire("a"))
+    job = await store.next_job()
+    waiting = start(queue, acquire("b"), read("b"), acquire("c"))
+
+    with pytest.raises(StoreUnavailableError, match="3 requests are waiting"):
+        queue.submit(acquire("d"))
+
+    job.proceed()
+    for _ in range(2):
+        (await store.next_job()).proceed()
+    await asyncio.gather(*running, *waiting)
+    await queue.close()
+
+
+# Patience.
+
+
+async def test_a_request_that_still_waits_after_five_seconds_is_refused_and_never_decided(
+    queue: BatchQueue, store: HeldStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (running,) = start(queue, acquire("a"))
+    stuck = await store.next_job()
+    assert stuck.may_commit(), "so that the running one is out of the game"
+    early = start(queue, acquire("early"), read("early"))
+    move_time(monkeypatch, 4.9)
+    late = start(queue, acquire("late"), read("late"))
+    await settle()
+    assert not any(answer.done() for answer in early)
+
+    move_time(monkeypatch, 0.2)
+
+    assert "within 5" in await refusal(early[0])
+    assert "within 5" in await refusal(early[1])
+    assert not any(answer.done() for answer in late)
+    stuck.fail(StoreUnavailableError("late"))
+    assert await refusal(running) == "late"
+    reads, writes = await store.next_job(), await store.next_job()
+    assert (keys(reads), keys(writes)) == (["late"], ["late"])
+    reads.proceed()
+    writes.proceed()
+    await asyncio.gather(*late)
+
+
+async def test_the_timer_goes_on_to_the_next_oldest(
+    queue: BatchQueue, store: HeldStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (running,) = start(queue, acquire("a"))
+    stuck = await store.next_job()
+    waiting = []
+    for _ in range(3):
+        move_time(monkeypatch, 1)
+        waiting += start(queue, acquire("b"))
+        await settle()
+
+    move_time(monkeypatch, 2)  # 5, 4, 3 and 2 s old
+    assert "within" in await refusal(running)
+    for number, answer in enumerate(waiting):
+        assert not answer.done()
+        move_time(monkeypatch, 1)
+        assert "within" in await refusal(answer)
+        assert not any(later.done() for later in waiting[number + 1 :])
+    stuck.proceed()
+
+
+async def test_a_batch_whose_claim_the_timer_took_does_not_commit(
+    queue: BatchQueue, store: HeldStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = start(queue, acquire("a"), acquire("b"))
+    job = await store.next_job()
+
+    move_time(monkeypatch, 5.1)
+
+    assert ["within 5" in await refusal(answer) for answer in answers] == [True, True]
+    assert not job.may_commit()
+    job.proceed()
+    (state,) = start(queue, read("a"))
+    (await store.next_job()).proceed()
+    assert await state == Free()
+
+
+async def test_a_batch_whose_claim_the_store_took_is_waited_for(
+    queue: BatchQueue, store: HeldStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (answer,) = start(queue, acquire("a"))
+    job = await store.next_job()
+    assert job.may_commit()
+
+    move_time(monkeypatch, 60)
+    await settle()
+
+    assert not answer.done()
+    job.fail(StoreUnavailableError("the commit failed"))
+    assert await refusal(answer) == "the commit failed"
+
+
+async def test_no_batch_starts_before_the_one_given_up_has_ended(
+    queue: BatchQueue, store: HeldStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (answer,) = start(queue, acquire("a"))
+    job = await store.next_job()
+    move_time(monkeypatch, 5.1)
+    await refusal(answer)
+    (later,) = start(queue, acquire("b"))
+    await settle()
+
+    assert not store.jobs
+    job.proceed()
+    (await store.next_job()).proceed()
+    assert isinstance(await later, Granted)
+
+
+async def test_reads_in_a_stuck_store_are_refused_singly(
+    queue: BatchQueue, store: HeldStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (answer,) = start(queue, read("a"))
+    job = await store.next_job()
+    move_time(monkeypatch, 5.1)
+
+    assert "within 5" in await refusal(answer)
+    job.proceed()
+
+
+async def test_the_claim_goes_to_exactly_one_of_many_threads() -> None:
+    from volcano_server.batch import _Claim
+
+    for _ in range(50):
+        claim = _Claim()
+        taken: list[bool] = []
+        barrier = threading.Barrier(4)
+
+        def race(
+            claim: _Claim = claim,
+            taken: list[bool] = taken,
+            barrier: threading.Barrier = barrier,
+        ) -> None:
+            barrier.wait()
+            taken.append(claim.take())
+
+        threads = [threading.Thread(target=race) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(taken) == [False, False, False, True]
+
+
+# Callers who go away, and the end.
+
+
+@pytest.mark.parametrize("when", ["waiting", "running"])
+async def test_a_caller_that_goes_away_does_not_hurt_the_others(
+    queue: BatchQueue, store: HeldStore, when: str
+) -> None:
+    running = start(queue, acquire("a"), acquire("b"))
+    job = await store.next_job()
+    waiting = start(queue, acquire("c"), acquire("d"))
+    (running if when == "running" else waiting)[0].cancel()
+
+    job.proceed()
+    (await store.next_job()).proceed()
+
+    answers = await asyncio.gather(*running, *waiting, return_exceptions=True)
+    assert sum(isinstance(answer, Granted) for answer in answers) == 3
+    assert sum(isinstance(answer, asyncio.CancelledError) for answer in answers) == 1
+
+
+async def test_a_batch_whose_callers_have_all_gone_leaves_nothing_behind(
+    queue: BatchQueue, store: HeldStore
+) -> None:
+    """No unread exception is reported either: warnings and loop errors fail this test."""
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    answers = start(queue, acquire("a"), read("a"))
+    reads, writes = await store.next_job(), await store.next_job()
+    for answer in answers:
+        answer.cancel()
+
+    reads.fail(StoreUnavailableError("no"))
+    writes.fail(RuntimeError("no"))
+    await settle()
+    del answers, reads, writes
+    gc.collect()
+    await settle()
+
+    assert reported == []
+    assert queue._rounds is None
+
+
+async def test_closing_finishes_what_was_accepted_and_refuses_what_comes(
+    store: HeldStore,
+) -> None:
+    queue = BatchQueue(store)
+    answers = start(queue, acquire("a"))
+    first = await store.next_job()
+    answers += start(queue, acquire("b"), read("c"))
+    closing = asyncio.ensure_future(queue.close())
+    await settle()
+
+    with pytest.raises(StoreUnavailableError, match="stopping"):
+        queue.submit(acquire("d"))
+    first.proceed()
+    reads, writes = await store.next_job(), await store.next_job()
+    assert not closing.done()
+    reads.proceed()
+    writes.proceed()
+
+    await closing
+    assert all(answer.done() for answer in answers)
+    assert queue._timer is None or queue._timer.cancelled()
+
+
+async def test_a_close_that_is_cancelled_does_not_stop_the_work(
+    queue: BatchQueue, store: HeldStore
+) -> None:
+    (answer,) = start(queue, acquire("a"))
+    job = await store.next_job()
+    closing = asyncio.ensure_future(queue.close())
+    await settle()
+
+    closing.cancel()
+    await settle()
+    job.proceed()
+
+    assert isinstance(await answer, Granted)
+
+
+# On the real store.
+
+
+async def test_many_clients_at_once_over_sqlite_never_share_a_lock(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "locks.db", ManualClock())
+    await store.open()
+    queue = BatchQueue(store)
+    holder: str | None = None
+    tokens: list[int] = []
+
+    async def client(name: str) -> None:
+        nonlocal holder
+        for _ in range(30):
+            answer = await queue.submit(Acquire(NIGHTLY, name, 30))
+            if isinstance(answer, Granted):
+                assert holder is None
+                holder = name
+                tokens.append(answer.fencing_token)
+                await queue.submit(Read(NIGHTLY))
+                holder = None
+                assert await queue.submit(Release(NIGHTLY, name)) == Released()
+
+    await asyncio.gather(*(client(f"client-{number}") for number in range(16)))
+
+    assert len(tokens) >= 30
+    assert tokens == sorted(set(tokens))
+    await queue.close()
+    await store.close()
