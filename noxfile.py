@@ -82,14 +82,7 @@ def python(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def js(session: nox.Session) -> None:
     """The JavaScript SDK: `npm test`, its counts to the file that JUNIT_XML names."""
-    room = needed(session, "js", language="js").parent
-    use_node(session)
-    session.chdir(room)
-    with_stamp(
-        room / "node_modules" / ".stamp",
-        [room / "package-lock.json"],
-        lambda: session.run("npm", "ci", external=True),
-    )
+    use_js(session, needed(session, "js", language="js").parent)
     counts = {"JUNIT_XML": str(report(session))}
     session.run("npm", "test", *session.posargs, env=counts, external=True)
 
@@ -122,8 +115,15 @@ def conformance(session: nox.Session, part: str) -> None:
 
 @in_environment
 def docs(session: nox.Session) -> None:
-    """The pages' links, anchors and recipes."""
+    """The pages: every code block runs, every link and anchor leads somewhere."""
     needed(session, "docs")
+    without = os.environ.get("VOLCANO_TEST_WITHOUT", "").split()
+    if "js" not in without and (ROOT / "docs/sdks/js.md").exists():
+        use_js(session, ROOT / "sdks" / "js")
+        session.run("npm", "run", "build", external=True)
+        session.chdir(ROOT)
+    if "ruby" not in without and (ROOT / "docs/sdks/ruby.md").exists():
+        use_ruby(session)
     pytest(session, "docs/tests")
 
 
@@ -282,6 +282,17 @@ def use_node(session: nox.Session) -> None:
     with_stamp(home / "lock.stamp", [lock_file], do)
     # For nox, which looks programs up itself, and for what they start.
     os.environ["PATH"] = session.env["PATH"] = with_first(home / "bin", os.environ)
+
+
+def use_js(session: nox.Session, room: Path) -> None:
+    """In the JavaScript SDK's folder, with Node and what its lock file names."""
+    use_node(session)
+    session.chdir(room)
+    with_stamp(
+        room / "node_modules" / ".stamp",
+        [room / "package-lock.json"],
+        lambda: session.run("npm", "ci", external=True),
+    )
 
 
 def use_ruby(session: nox.Session) -> None:
