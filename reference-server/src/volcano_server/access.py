@@ -36,6 +36,7 @@ EVERYTHING = "*"
 Kind = Literal["service", "anon"]
 PREFIXES: Mapping[Kind, str] = {"service": "sk-", "anon": "ak-"}
 
+_APPLICATION_ID = 0x566F4163  # "VoAc": marks the file as ours
 _SCHEMA_VERSION = 1
 _SCHEMA = f"""
 create table project (
@@ -52,6 +53,7 @@ create table credential (
     created_at integer not null,
     revoked_at integer
 ) strict;
+pragma application_id = {_APPLICATION_ID};
 pragma user_version = {_SCHEMA_VERSION};
 """
 _BUSY_SECONDS = 5.0
@@ -297,18 +299,20 @@ class AccessFile:
             database.close()
 
     def _check_schema(self, database: sqlite3.Connection, *, create: bool) -> None:
+        (application_id,) = database.execute("pragma application_id").fetchone()
         (version,) = database.execute("pragma user_version").fetchone()
-        if version > _SCHEMA_VERSION:
+        (tables,) = database.execute("select count(*) from sqlite_schema").fetchone()
+        if application_id != _APPLICATION_ID:
+            if tables or version or not create:
+                raise _not_ours(self.path)
+            for statement in _SCHEMA.split(";"):
+                database.execute(statement)
+        elif version > _SCHEMA_VERSION:
             raise AccessError(
                 f"{self.path} has schema {version}, written by a newer volcano-server; "
                 f"this one knows schema {_SCHEMA_VERSION}",
                 _DATA_ERROR,
             )
-        if version == 0:
-            if not create:
-                raise _not_ours(self.path)
-            for statement in _SCHEMA.split(";"):
-                database.execute(statement)
 
 
 def _create_private(path: Path) -> None:

@@ -24,7 +24,8 @@ from volcano_server.routes import (
 )
 from volcano_server.service import LockService
 from volcano_server.settings import Settings
-from volcano_server.stores.store import Store, StoreUnavailableError
+from volcano_server.stores.store import Store
+from volcano_server.stores.sweeper import keep_swept
 
 
 def create_app(
@@ -60,8 +61,11 @@ def create_app(
             app.state.startup_error = error
             raise
         chores = [
-            asyncio.create_task(_every(settings.access_refresh, _refresher(access, log))),
-            asyncio.create_task(_every(settings.sweep_every, _sweeper(store, settings))),
+            asyncio.create_task(_kept_up(chore, log))
+            for chore in (
+                lambda: _refresh(access, log, settings.access_refresh),
+                lambda: keep_swept(store, asyncio.sleep),
+            )
         ]
         try:
             yield
@@ -85,20 +89,16 @@ def create_app(
     return app
 
 
-async def _every(seconds: float, chore: Callable[[], Awaitable[None]]) -> None:
+async def _refresh(access: Access, log: Log, pause: float) -> None:
+    """Look for changed credentials for as long as the server runs."""
     while True:
-        await asyncio.sleep(seconds)
-        await chore()
-
-
-def _refresher(access: Access, log: Log) -> Callable[[], Awaitable[None]]:
-    async def refresh() -> None:
+        await asyncio.sleep(pause)
         try:
             changes = await asyncio.to_thread(access.refresh)
         except AccessError as error:
             # What was read last goes on to count: a file under repair must not stop every holder.
             log.trouble("credentials_unreadable", reason=str(error))
-            return
+            continue
         if changes.added or changes.removed:
             log.note(
                 "credentials_changed",
@@ -106,14 +106,12 @@ def _refresher(access: Access, log: Log) -> Callable[[], Awaitable[None]]:
                 removed=sorted(changes.removed),
             )
 
-    return refresh
 
-
-def _sweeper(store: Store, settings: Settings) -> Callable[[], Awaitable[None]]:
-    async def sweep() -> None:
+async def _kept_up(chore: Callable[[], Awaitable[None]], log: Log) -> None:
+    """A chore that a fault of ours does not end for the rest of the server's life."""
+    while True:
         try:
-            await store.sweep(settings.sweep_slots)
-        except StoreUnavailableError:
-            pass  # whoever wants the store hears it; the next sweep looks at the same slots again
-
-    return sweep
+            await chore()
+        except Exception:  # noqa: BLE001 - whatever it was, the operator sees it
+            log.trouble("internal_error", chore=True, exc_info=True)
+        await asyncio.sleep(1)

@@ -75,12 +75,18 @@ class LockRoute(BaseRoute):
         path = _raw_path(scope)
         if not path.startswith(b"/locks/"):
             return Match.NONE, {}
-        rest = path[7:]
+        rest = whole = path[7:]
+        if scope["query_string"]:
+            # These routes take no query: a ? is one that somebody forgot to encode, and makes the
+            # key a wrong one instead of a shorter one.
+            whole = b"%b?%b" % (rest, scope["query_string"])
+        if whole.endswith(b"/lease"):
+            return Match.FULL, {"key_segment": whole[:-6], "lock_methods": _LEASE_METHODS}
         if rest.endswith(b"/lease"):
-            return Match.FULL, {"key_segment": rest[:-6], "lock_methods": _LEASE_METHODS}
+            return Match.FULL, {"key_segment": whole, "lock_methods": _LEASE_METHODS}
         if b"/" in rest:
             return Match.NONE, {}
-        return Match.FULL, {"key_segment": rest, "lock_methods": _KEY_METHODS}
+        return Match.FULL, {"key_segment": whole, "lock_methods": _KEY_METHODS}
 
     def url_path_for(self, name: str, /, **path_params: Any) -> Any:
         raise NoMatchFound(name, path_params)
@@ -161,7 +167,6 @@ def _lock_request(operation: Operation, scope: Scope, body: "_Body") -> LockRequ
         found.get(b"x-volcano-lock-token"),
         found.get(b"x-volcano-request-id"),
         repeated,
-        scope["query_string"],
         body.read,
     )
 

@@ -69,7 +69,6 @@ class LockRequest:
     request_id: bytes | None
     repeated: str | None
     """The name of one of these headers that came more than once."""
-    query: bytes
     read_body: Callable[[], Awaitable[bytes]]
     """Raises BodyTooLargeError and BodyTooSlowError."""
 
@@ -165,10 +164,6 @@ async def _command(request: LockRequest, project: str) -> Command:
     """Raises InvalidRequestError, BodyTooLargeError, BodyTooSlowError."""
     if request.repeated is not None:
         raise wire.InvalidRequestError(f"{request.repeated}: the header came twice; send it once.")
-    if request.query:
-        raise wire.InvalidRequestError(
-            "query: this route takes none; a ? that belongs to the key makes it no key."
-        )
     slot_key = SlotKey(project, wire.parse_key(request.key_segment))
     wire.parse_request_id(request.request_id)
     operation = request.operation

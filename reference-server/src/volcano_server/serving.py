@@ -97,11 +97,11 @@ class JsonProtocol(HttpToolsProtocol):
         elif not self.transport.is_closing():
             self._close_if_idle()
 
-    def on_url(self, url: bytes) -> None:
-        if b"#" in url:
-            # The parser would drop the rest, and `a#b` would lock `a`.
+    def on_headers_complete(self) -> None:
+        if b"#" in self.url or self.url.endswith(b"?"):
+            # The app would not see what is dropped here, and `a#b` and `a?` would lock `a`.
             raise ValueError
-        super().on_url(url)
+        super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
         if msg == "Invalid HTTP request received.":

@@ -35,9 +35,6 @@ class Settings:
     """Serve /_test: for development servers alone."""
     access_refresh: float = 0.5
     """How often changed credentials are looked for."""
-    sweep_every: float = 10.0
-    sweep_slots: int = 1_000
-    """How many slots one sweep looks at."""
     body_patience: float = 5.0
     """How long a request's body may take."""
 
