@@ -1,0 +1,393 @@
+/**
+ * When to renew, and until when to trust a lease: first the pure half (`now`, jitter and answers go in), then
+ * the loop that acts on it for all locks that a client holds. One idea, so one file.
+ *
+ *     send          ttl/3 ±10 %        stop time    deadline                        + 1 s
+ *     |--- trusted --- renewal due --- tries --- | -- margin -- | server: lapsed -- | somebody else's
+ *     ^ the deadline counts from here: the send of the try that was answered well
+ *
+ * All times are seconds of the local suspend-aware clock; the server's `expires_at` is for people.
+ * The rules in words: docs/semantics.md#local-deadline, #renewal, #retries.
+ * The formulas as data, the same in every SDK: conformance/tables/renewal_delay.json.
+ */
+
+import type { Clock } from './clock.js';
+import { LockLostError, VolcanoError } from './errors.js';
+import { type LockLease, updated } from './lease.js';
+import type { Acquired, Grant, Outcome, Request, Try } from './operations.js';
+import * as operations from './operations.js';
+
+/** Seconds: the server's hard deadline of 90 days less a thousandth, for clocks that drift apart. */
+export const LONGEST_TRUST = 89.91 * 86_400;
+
+const FINAL = new Set<number | null>([400, 401, 403, 404, 409]);
+
+/**
+ * Seconds from the send of the last success to the next renewal: a third of the TTL, ±10 % by `jitter` (-1 to
+ * 1). Where the server left less than the TTL, half of what `remaining` from that send to the stop time, so
+ * that a renewal still fits.
+ */
+export function renewalDelay(ttl: number, remaining: number, jitter: number): number {
+  return Math.max(Math.min((ttl / 3) * (1 + 0.1 * jitter), remaining / 2), 0.5);
+}
+
+/**
+ * Seconds from the send of a failed try to the next; `failures` in a row, 1 or more. `remaining`: from the
+ * send of the failed try to the stop time. `jitter`: -1 to 1.
+ */
+export function retryDelay(ttl: number, failures: number, remaining: number, jitter: number): number {
+  const longest = Math.min(ttl / 10, Math.max(5, ttl / 100));
+  const delay = Math.min(0.1 * 2 ** (failures - 1), longest) * (1 + 0.5 * jitter);
+  return Math.min(delay, Math.max(remaining / 2, 0.1));
+}
+
+/** How long one renewal try may take: room for two more in what `remaining` to the stop time. */
+export function tryTimeout(remaining: number, clientTimeout: number): number {
+  return Math.min(Math.max(remaining / 3, Math.min(0.5, remaining / 2)), clientTimeout);
+}
+
+/** Until when the holder may act. `ttl`: the shortest that any request of the lease carried. */
+export class Trust {
+  constructor(
+    readonly firstSentAt: number,
+    readonly ttl: number,
+    readonly deadline: number,
+  ) {}
+
+  /** From a good acquire; two tries of it may have been sent, the lease is as old as the first. */
+  static begun({ firstSentAt, grant }: Acquired, ttl: number): Trust {
+    return new Trust(firstSentAt, ttl, Number.NEGATIVE_INFINITY).answered(grant);
+  }
+
+  /** From here on no renewal can help. */
+  get stopAt(): number {
+    return this.deadline - Math.max(1, this.ttl / 1000);
+  }
+
+  /** A request with this TTL went out: if it shortens the lease, it does so from now on. */
+  sent(at: number, ttl: number): Trust {
+    return new Trust(this.firstSentAt, Math.min(this.ttl, ttl), Math.min(this.deadline, at + ttl));
+  }
+
+  /** A good answer, also a late one: worth its send time and the shortest TTL; never less than before. */
+  answered({ sentAt, expiresIn }: Grant): Trust {
+    const worth = Math.min(sentAt + this.ttl, sentAt + (expiresIn ?? this.ttl), this.firstSentAt + LONGEST_TRUST);
+    return new Trust(this.firstSentAt, this.ttl, Math.max(this.deadline, worth));
+  }
+}
+
+/** When the next renewal is sent; `dueAt` is infinite when none will be. */
+export class Schedule {
+  constructor(
+    readonly dueAt: number,
+    readonly failures = 0,
+    readonly isLast = false,
+  ) {}
+
+  static afterSuccess(trust: Trust, { sentAt, jitter }: { sentAt: number; jitter: number }): Schedule {
+    return new Schedule(sentAt + renewalDelay(trust.ttl, trust.stopAt - sentAt, jitter));
+  }
+
+  afterFailure(
+    trust: Trust,
+    { sentAt, now, jitter, retryAfter }: { sentAt: number; now: number; jitter: number; retryAfter: number | null },
+  ): Schedule {
+    const failures = this.failures + 1;
+    if (this.isLast) return new Schedule(Number.POSITIVE_INFINITY, failures);
+    const dueAt = sentAt + retryDelay(trust.ttl, failures, trust.stopAt - sentAt, jitter);
+    if (retryAfter !== null && now + retryAfter >= trust.stopAt) {
+      // The server wants us back when it is too late: one last try, midway.
+      return new Schedule(Math.max(dueAt, now + (trust.stopAt - now) / 2), failures, true);
+    }
+    return new Schedule(Math.max(dueAt, now + (retryAfter ?? 0)), failures);
+  }
+
+  /** A shorter TTL came up: no later than a renewal of that TTL would be. */
+  noLaterThan(dueAt: number): Schedule {
+    return new Schedule(Math.min(this.dueAt, dueAt), this.failures, this.isLast);
+  }
+}
+
+/**
+ * One held lock, from its grant to its end: what it knows, never what time it is.
+ *
+ *     held ── refused, another fencing token, stop time, closed ──> lost      (announced once)
+ *       └──── the body ended, or our own release was sent ────────> ended     (never lost any more)
+ */
+export class Holding {
+  lease: LockLease;
+  trust: Trust;
+  schedule: Schedule;
+  loss: LockLostError | null = null;
+  ended = false;
+  released = false;
+  #latestFailure: VolcanoError | null = null;
+
+  constructor(
+    readonly ttl: number,
+    key: string,
+    token: string,
+    acquired: Acquired,
+    jitter: number,
+  ) {
+    this.lease = operations.leaseOf(key, token, acquired.grant);
+    this.trust = Trust.begun(acquired, ttl);
+    this.schedule = Schedule.afterSuccess(this.trust, { sentAt: acquired.grant.sentAt, jitter });
+  }
+
+  get isLive(): boolean {
+    return this.loss === null && !this.ended;
+  }
+
+  /** The loss, if there is one by `now`. Every question about the lock comes through here. */
+  look(now: number): LockLostError | null {
+    if (this.isLive && now >= this.trust.stopAt) {
+      this.loss = this.#lost('was not renewed in time', { because: this.#latestFailure });
+    }
+    return this.loss;
+  }
+
+  /** The first loss counts; after the end there is none. */
+  lose(how: string, refusal: VolcanoError | null = null): void {
+    if (this.isLive) this.loss = this.#lost(how, { ...refusal, because: refusal });
+  }
+
+  /** Our release was answered 409: if no loss was known, we had lost it unawares. */
+  releaseRefused(refusal: VolcanoError): void {
+    this.loss ??= this.#lost('was lost: its release was refused', { ...refusal, because: refusal });
+  }
+
+  #lost(how: string, details: ConstructorParameters<typeof LockLostError>[1]): LockLostError {
+    const { key, fencingToken } = this.lease;
+    return new LockLostError(`the lock "${key}" (fencing token ${fencingToken}) ${how}`, details);
+  }
+
+  /** The try to send at `now`. */
+  renewal(request: Request, now: number, clientTimeout: number): Try {
+    this.trust = this.trust.sent(now, this.ttl);
+    return { request, timeout: tryTimeout(this.trust.stopAt - now, clientTimeout) };
+  }
+
+  /** A request of a direct call with this lease's token went out. */
+  crossed(at: number, ttl: number, jitter: number): void {
+    const shorter = ttl < this.trust.ttl;
+    this.trust = this.trust.sent(at, ttl);
+    if (shorter) {
+      this.schedule = this.schedule.noLaterThan(at + renewalDelay(ttl, this.trust.stopAt - at, jitter));
+    }
+  }
+
+  /** What became of a renewal try. */
+  renewed(request: Request, outcome: Outcome, { now, jitter }: { now: number; jitter: number }): void {
+    if (this.look(now) || this.ended) return;
+    try {
+      this.answered(operations.granted(request, outcome), jitter);
+    } catch (error) {
+      if (!(error instanceof VolcanoError)) throw error;
+      if (FINAL.has(error.status)) {
+        this.lose('was lost: its renewal was refused', error);
+        return;
+      }
+      this.#latestFailure = error;
+      const { sentAt } = outcome;
+      this.schedule = this.schedule.afterFailure(this.trust, { sentAt, now, jitter, retryAfter: error.retryAfter });
+    }
+  }
+
+  /** A good answer about this lease, to its own renewal or to a direct call. */
+  answered(grant: Grant, jitter: number): void {
+    if (!this.isLive) return;
+    if (grant.fencingToken !== this.lease.fencingToken) {
+      this.lose(`was lost: it now has the fencing token ${grant.fencingToken}`);
+      return;
+    }
+    this.#latestFailure = null;
+    this.trust = this.trust.answered(grant);
+    this.lease = updated(this.lease, grant.expiresAt, grant.fencingToken);
+    this.schedule = Schedule.afterSuccess(this.trust, { sentAt: grant.sentAt, jitter });
+  }
+}
+
+// --- the loop --------------------------------------------------------------------------------------
+
+/** Renewal tries of one client that may be in flight at once; those with the least left go first. */
+export const MOST_IN_FLIGHT = 64;
+
+/** What the loop needs of the client. */
+export interface Surroundings {
+  readonly clock: Clock;
+  /** The client's timeout of a try, in seconds. */
+  readonly timeout: number;
+  /** -1 to 1, anew each time. */
+  jitter(): number;
+  /** Sends one try; always resolves, also when `cancel` ends it. */
+  send(attempt: Try, cancel: AbortSignal): Promise<Outcome>;
+}
+
+/** A held lock in the loop. */
+export class Kept {
+  stopTimer: Timer | null = null;
+  dueTimer: Timer | null = null;
+  inFlight: AbortController | null = null;
+  isWaiting = false; // for a place among those in flight
+  request: Request | null = null; // of the renewal under way: its tries share it
+  onChange: () => void = () => {};
+  leaving: Promise<VolcanoError | null> | null = null; // its release, which is sent once
+
+  constructor(
+    readonly holding: Holding,
+    readonly nextRequest: () => Request,
+    readonly onLoss: (loss: LockLostError) => void,
+  ) {}
+}
+
+interface Timer {
+  readonly at: number;
+  cancel(): void;
+}
+
+/** Renews all locks that a client holds, and tells each of its loss at its stop time at the latest. */
+export class Renewals {
+  #around: Surroundings;
+  #kept = new Set<Kept>();
+  #waiting: Kept[] = [];
+  #flying = 0;
+
+  constructor(around: Surroundings) {
+    this.#around = around;
+  }
+
+  /** The running `withLock`s, for those who cross or close them. */
+  get all(): ReadonlySet<Kept> {
+    return this.#kept;
+  }
+
+  /** Begins to renew. */
+  keep(kept: Kept): void {
+    this.#kept.add(kept);
+    this.look(kept);
+    this.#arm(kept);
+  }
+
+  /** The loss, if there is one by now; announces it. */
+  look(kept: Kept): LockLostError | null {
+    const known = kept.holding.loss;
+    const loss = kept.holding.look(this.#around.clock.now());
+    if (loss && !known) this.#announce(kept, loss);
+    return loss;
+  }
+
+  /** Does what concerns the holding (a crossing call, a loss), then sees to its timers. */
+  touch(kept: Kept, change: (holding: Holding) => void): void {
+    const known = kept.holding.loss;
+    change(kept.holding);
+    if (kept.holding.loss && !known) this.#announce(kept, kept.holding.loss);
+    else this.look(kept);
+    this.#arm(kept);
+  }
+
+  /** Stops renewing, for good; a renewal in flight is abandoned. */
+  end(kept: Kept): void {
+    this.look(kept);
+    kept.holding.ended = true;
+    this.#arm(kept);
+  }
+
+  /** Forgets a lock that is over. */
+  forget(kept: Kept): void {
+    this.#kept.delete(kept);
+  }
+
+  /** Waits until no renewal is overdue, or the lock is lost, or `cancel` says that nobody waits any more. */
+  async fresh(kept: Kept, cancel: AbortSignal): Promise<void> {
+    const { holding } = kept;
+    const isFresh = () =>
+      cancel.aborted ||
+      !holding.isLive ||
+      (holding.schedule.failures === 0 && holding.schedule.dueAt > this.#around.clock.now());
+    await new Promise<void>((resolve) => {
+      const check = () => {
+        if (isFresh()) resolve();
+      };
+      kept.onChange = check;
+      cancel.addEventListener('abort', check, { once: true });
+      check();
+    });
+    kept.onChange = () => {};
+  }
+
+  #announce(kept: Kept, loss: LockLostError): void {
+    this.#arm(kept);
+    kept.onLoss(loss);
+    kept.onChange();
+  }
+
+  /** Sets both timers to what the holding says now; none for a lock that is lost or over. */
+  #arm(kept: Kept): void {
+    const { holding } = kept;
+    if (!holding.isLive) {
+      kept.inFlight?.abort();
+      kept.stopTimer = this.#timer(kept.stopTimer, Number.POSITIVE_INFINITY, () => {});
+      kept.dueTimer = this.#timer(kept.dueTimer, Number.POSITIVE_INFINITY, () => {});
+      return;
+    }
+    kept.stopTimer = this.#timer(kept.stopTimer, holding.trust.stopAt, () => {
+      kept.stopTimer = null;
+      this.look(kept);
+      this.#arm(kept);
+    });
+    const isBusy = kept.inFlight !== null || kept.isWaiting;
+    kept.dueTimer = this.#timer(kept.dueTimer, isBusy ? Number.POSITIVE_INFINITY : holding.schedule.dueAt, () => {
+      kept.dueTimer = null;
+      this.#queue(kept);
+    });
+  }
+
+  #timer(old: Timer | null, at: number, wake: () => void): Timer | null {
+    if (old?.at === at) return old;
+    old?.cancel();
+    if (at === Number.POSITIVE_INFINITY) return null;
+    return { at, cancel: this.#around.clock.at(at, wake) };
+  }
+
+  /** Into the line of those that are due: the later its stop time, the nearer to the front; the last goes first. */
+  #queue(kept: Kept): void {
+    let low = 0;
+    for (let high = this.#waiting.length; low < high; ) {
+      const middle = (low + high) >> 1;
+      const other = this.#waiting[middle] as Kept;
+      if (other.holding.trust.stopAt > kept.holding.trust.stopAt) low = middle + 1;
+      else high = middle;
+    }
+    this.#waiting.splice(low, 0, kept);
+    kept.isWaiting = true;
+    this.#pump();
+  }
+
+  #pump(): void {
+    while (this.#flying < MOST_IN_FLIGHT) {
+      const kept = this.#waiting.pop();
+      if (!kept) return;
+      kept.isWaiting = false;
+      if (!this.look(kept) && kept.holding.isLive) void this.#renew(kept);
+    }
+  }
+
+  async #renew(kept: Kept): Promise<void> {
+    const { clock, timeout, jitter, send } = this.#around;
+    kept.request ??= kept.nextRequest();
+    const { holding, request } = kept;
+    const flight = new AbortController();
+    kept.inFlight = flight;
+    this.#flying += 1;
+    const attempt = holding.renewal(request, clock.now(), timeout);
+    this.#arm(kept); // the stop time may be nearer now
+    const outcome = await send(attempt, flight.signal);
+    this.#flying -= 1;
+    kept.inFlight = null;
+    this.touch(kept, () => holding.renewed(request, outcome, { now: clock.now(), jitter: jitter() }));
+    if (holding.schedule.failures === 0) kept.request = null;
+    kept.onChange();
+    this.#pump();
+  }
+}
