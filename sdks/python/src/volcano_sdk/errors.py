@@ -88,15 +88,22 @@ def put_beside(error: BaseException, companion: BaseException) -> None:
         if one.__context__ in travelling:
             one.__context__ = None  # it was raised while `error` was handled: no circle
     travelling[-1].__context__ = companion
+    travelling[-1].__suppress_context__ = False
     error.add_note(f"{type(companion).__name__}: {companion}")
 
 
 def chain(error: BaseException) -> list[BaseException]:
-    """The error, then what it was raised from or while handling, and so on."""
+    """The error, what it was raised from or while handling, and so on: as a traceback shows it."""
     errors = [error]
-    while (before := errors[-1].__cause__ or errors[-1].__context__) and before not in errors:
+    while (before := _before(errors[-1])) is not None and before not in errors:
         errors.append(before)
     return errors
+
+
+def _before(error: BaseException) -> BaseException | None:
+    if error.__cause__ is not None or error.__suppress_context__:
+        return error.__cause__
+    return error.__context__
 
 
 def from_status(status: int) -> type[VolcanoError]:

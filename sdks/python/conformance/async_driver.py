@@ -1,0 +1,379 @@
+"""The async flavour behind stdin and stdout: conformance/protocol.md says what each line means.
+
+One asyncio loop; a thread only reads stdin.  With the virtual clock nothing in the SDK waits for
+real time, so the loop is quiet when it has nothing ready.
+"""
+
+import asyncio
+import json
+import math
+import os
+import platform
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, suppress
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any
+
+import anyio
+
+from volcano_sdk import async_client, async_transport, errors
+from volcano_sdk.async_client import AsyncVolcanoClient
+from volcano_sdk.async_guard import AsyncLockGuard
+from volcano_sdk.lease import LockLease, LockState
+from volcano_sdk.operations import Failure, Outcome, Try
+
+CAPABILITIES = ["with_lock", "direct_calls", "virtual_clock", "pushed_loss", "cancel", "close"]
+
+
+class BodyError(Exception):
+    """What `finish` has a body raise."""
+
+
+class UnsupportedError(Exception):
+    """What this platform cannot do."""
+
+
+# --- time and wire -------------------------------------------------------------------------------
+
+
+class Sleep(AbstractContextManager[anyio.CancelScope, bool]):
+    """A scope in which the SDK waits, at most until `at`."""
+
+    def __init__(self, pending: list["Sleep"], at: float, length: float) -> None:
+        self.at = at
+        self.length = length
+        self.scope = anyio.CancelScope()
+        self._pending = pending
+
+    def __enter__(self) -> anyio.CancelScope:
+        self._pending.append(self)
+        return self.scope.__enter__()
+
+    def __exit__(self, *exception: object) -> bool:
+        if self in self._pending:
+            self._pending.remove(self)
+        return bool(self.scope.__exit__(*exception))
+
+
+class VirtualClock:
+    """An AsyncClock that stands still until told."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+        self.pending: list[Sleep] = []
+
+    def now(self) -> float:
+        return self._now
+
+    def move_on_at(self, at: float) -> "Sleep":
+        return Sleep(self.pending, at, at - self._now)
+
+    async def wait(self, event: anyio.Event, until: float) -> None:
+        with self.move_on_at(until):
+            await event.wait()
+
+    def lengths(self) -> list[float]:
+        return [sleep.length for sleep in self.pending if math.isfinite(sleep.at)]
+
+    def jump(self, seconds: float) -> None:
+        self._now += seconds
+
+    async def advance(self, seconds: float) -> None:
+        end = self._now + seconds
+        await quiet()
+        while due := [sleep for sleep in self.pending if sleep.at <= end]:
+            first = min(due, key=lambda sleep: sleep.at)
+            self._now = max(self._now, first.at)
+            self.pending.remove(first)
+            first.scope.cancel()
+            await quiet()
+        self._now = end
+
+
+async def quiet() -> None:
+    """Until the loop has polled its sockets several times and found nothing to run."""
+    ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]  # noqa: SLF001
+    idle = 0
+    while idle < 5:
+        await asyncio.sleep(0)
+        idle = 0 if ready else idle + 1
+
+
+class CountedLanes(async_transport.Lanes):
+    """The SDK's own lanes, counted; `is_cut` after a second hello: nothing more is sent."""
+
+    in_flight = 0
+    is_cut = False
+
+    async def exchange(self, attempt: Try, *, sent_at: float) -> Outcome:
+        if CountedLanes.is_cut:
+            return Failure(sent_at, errors.TransportError("dropped"), reached=False)
+        CountedLanes.in_flight += 1
+        try:
+            return await super().exchange(attempt, sent_at=sent_at)
+        finally:
+            CountedLanes.in_flight -= 1
+
+
+# --- what is told --------------------------------------------------------------------------------
+
+
+def emit(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def told_error(error: BaseException) -> dict[str, Any]:
+    if isinstance(error, asyncio.CancelledError):
+        return {"error": "Cancelled"}
+    if isinstance(error, BodyError):
+        return {"error": "BodyError", "message": str(error)}
+    if isinstance(error, errors.VolcanoError):
+        facts = {
+            "error": type(error).__name__,
+            "code": error.code,
+            "status": error.status,
+            "retry_after": error.retry_after,
+            "request_id": error.request_id,
+            "message": str(error),
+        }
+        return {name: value for name, value in facts.items() if value is not None}
+    if isinstance(error, ValueError | TypeError):
+        return {"error": "InvalidArgument", "message": str(error)}
+    return {"error": "Unexpected", "message": f"{type(error).__name__}: {error}"}
+
+
+def told_errors(error: BaseException) -> dict[str, Any]:
+    every = [told_error(one) for one in errors.chain(error)]
+    return {**every[0], "errors": every}
+
+
+def told_value(value: object) -> Any:
+    if isinstance(value, LockLease):
+        return {
+            "key": value.key,
+            "token": value.token,
+            "fencing_token": value.fencing_token,
+            "expires_at": told_instant(value.expires_at),
+        }
+    if isinstance(value, LockState):
+        if value.expires_at is None:
+            return {"held": value.held}
+        return {
+            "held": value.held,
+            "fencing_token": value.fencing_token,
+            "expires_at": told_instant(value.expires_at),
+        }
+    return value
+
+
+def told_instant(instant: datetime) -> str:
+    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# --- the session ---------------------------------------------------------------------------------
+
+
+class Session:
+    """From one hello to the next: a client, and the calls that run on it."""
+
+    def __init__(self, hello: dict[str, Any]) -> None:
+        self.clock = VirtualClock() if hello["clock"] == "virtual" else None
+        self.client = AsyncVolcanoClient(
+            api_url=hello["base_url"],
+            service_key=hello["service_key"],
+            timeout=hello.get("timeout"),
+            trust_env=False,
+            clock=self.clock,
+        )
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.guards: dict[str, AsyncLockGuard] = {}
+        self.finishes: dict[str, asyncio.Future[Callable[[], Any]]] = {}
+        self.leases: dict[str, LockLease] = {}
+
+    async def drop(self) -> None:
+        """End it without a request."""
+        CountedLanes.is_cut = True
+        for call, task in self.tasks.items():
+            self.finishes[call].cancel()
+            task.cancel()
+        with suppress(errors.VolcanoError):
+            await self.client.aclose()
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+        CountedLanes.is_cut = False
+
+    async def do(self, command: dict[str, Any]) -> dict[str, Any]:
+        cmd, call = command["cmd"], command.get("call", "")
+        match cmd:
+            case "finish":
+                self.finishes[call].set_result(ending(command))
+            case "look":
+                await quiet()
+                guard = self.guards[call]
+                return {"lost": guard.lost, **told_value(guard.lease)}
+            case "cancel":
+                self.tasks[call].cancel()
+            case "sleeping":
+                await quiet()
+                return {"seconds": self.virtual.lengths(), "in_flight": CountedLanes.in_flight}
+            case "advance" if command.get("blocked"):
+                await quiet()
+                self.virtual.jump(command["seconds"])
+            case "advance":
+                await self.virtual.advance(command["seconds"])
+            case _:
+                if "wait" in command:
+                    raise UnsupportedError("wait is not part of this SDK")
+                self.finishes[call] = asyncio.get_running_loop().create_future()
+                work = self.with_lock if cmd == "with_lock" else self.direct
+                self.tasks[call] = asyncio.create_task(self.tell(call, work(command)))
+        return {}
+
+    @property
+    def virtual(self) -> VirtualClock:
+        if self.clock is None:
+            raise UnsupportedError("the clock is real")
+        return self.clock
+
+    async def tell(self, call: str, work: Awaitable[object]) -> None:
+        try:
+            value = await work
+        except BaseException as error:  # noqa: BLE001  whatever it is, it is told
+            if not CountedLanes.is_cut:
+                emit({"event": "raised", "call": call, **told_errors(error)})
+        else:
+            emit({"event": "returned", "call": call, "value": told_value(value)})
+
+    async def with_lock(self, command: dict[str, Any]) -> object:
+        call = command["call"]
+        context = self.client.locks.with_lock(
+            command["key"], ttl=command["ttl"], **optional(command)
+        )
+        async with context as guard:
+            self.guards[call] = guard
+            guard.on_lost(lambda loss: emit({"event": "lost", "call": call, **told_errors(loss)}))
+            emit({"event": "entered", "call": call, **told_value(guard.lease)})
+            return await self.hold_out(self.finishes[call])
+        raise AssertionError("with_lock swallowed an error")
+
+    @staticmethod
+    async def hold_out(finish: "asyncio.Future[Callable[[], Any]]") -> object:
+        """A body ends on `finish` alone; a cancellation that came before then goes on."""
+        cancelled: BaseException | None = None
+        while not finish.done():
+            try:
+                with anyio.CancelScope(shield=cancelled is not None):
+                    await asyncio.wait([finish])
+            except asyncio.CancelledError as error:
+                cancelled = cancelled or error
+        value = finish.result()()
+        if cancelled is not None:
+            raise cancelled
+        return value
+
+    async def direct(self, command: dict[str, Any]) -> object:
+        locks, cmd = self.client.locks, command["cmd"]
+        options = optional(command)
+        match cmd:
+            case "acquire":
+                lease = await locks.acquire(command["key"], ttl=command["ttl"], **options)
+                self.leases[command["call"]] = lease
+                return lease
+            case "renew":
+                lease = await locks.renew(
+                    command["key"], self.lease(command["lease"]), ttl=command["ttl"], **options
+                )
+                self.leases[command["call"]] = lease
+                return lease
+            case "release":
+                await locks.release(command["key"], self.lease(command["lease"]), **options)
+            case "get":
+                return await locks.get(command["key"], **options)
+            case "force_release":
+                await locks.force_release(command["key"], **options)
+            case "close":
+                await self.client.aclose()
+            case _:
+                raise UnsupportedError(f"no such command: {cmd}")
+        return None
+
+    def lease(self, named: Any) -> Any:
+        if isinstance(named, str):
+            return self.leases[named]
+        expires_at = datetime.fromisoformat(named["expires_at"])
+        return LockLease(named["key"], named["token"], expires_at, named["fencing_token"])
+
+
+def optional(command: dict[str, Any]) -> dict[str, Any]:
+    return {name: command[name] for name in ("token", "request_id") if name in command}
+
+
+def ending(command: dict[str, Any]) -> Callable[[], Any]:
+    def end() -> Any:
+        if "raise" in command:
+            raise BodyError(command["raise"])
+        return command["return"]
+
+    return end
+
+
+# --- the loop ------------------------------------------------------------------------------------
+
+
+async def serve(commands: "asyncio.Queue[dict[str, Any]]") -> None:
+    command = await commands.get()
+    while True:
+        session = Session(command)
+        async with session.client:
+            emit({"id": command["id"], "ok": introduction()})
+            command = await answer_until_hello(session, commands)
+            await session.drop()
+
+
+async def answer_until_hello(
+    session: Session, commands: "asyncio.Queue[dict[str, Any]]"
+) -> dict[str, Any]:
+    while True:
+        command = await commands.get()
+        if command["cmd"] == "hello":
+            return command
+        try:
+            emit({"id": command["id"], "ok": await session.do(command)})
+        except UnsupportedError as error:
+            emit({"id": command["id"], "unsupported": str(error)})
+        except Exception as error:  # noqa: BLE001  the driver itself is at fault
+            emit({"id": command["id"], "error": f"{type(error).__name__}: {error}"})
+
+
+def introduction() -> dict[str, Any]:
+    return {
+        "sdk": "python-async",
+        "version": "0.1.0",
+        "runtime": f"{platform.python_implementation()} {platform.python_version()}, asyncio",
+        "capabilities": CAPABILITIES,
+    }
+
+
+def main() -> None:
+    vars(async_client)["Lanes"] = CountedLanes
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        commands: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+        def read() -> None:
+            for line in sys.stdin:
+                loop.call_soon_threadsafe(commands.put_nowait, json.loads(line))
+            os._exit(0)  # EOF ends the driver, whatever its SDK is doing
+
+        threading.Thread(target=read, daemon=True).start()
+        await serve(commands)
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()

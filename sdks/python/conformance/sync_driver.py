@@ -1,0 +1,351 @@
+"""The sync flavour's driver: one thread a call, and a clock that stands still.
+
+Quiet: every thread of the SDK is idle, that is, it waits for a timer, for an answer that was asked
+for, for `finish`, or for another thread that is idle itself.
+"""
+
+import contextlib
+import itertools
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import driver
+from driver import BodyError, UnsupportedError
+
+from volcano_sdk import LockGuard, LockLease
+from volcano_sdk import transport as sdk_transport
+from volcano_sdk.locks import Locks
+from volcano_sdk.operations import Outcome, Try
+from volcano_sdk.runtime import Runtime
+from volcano_sdk.settings import Settings
+from volcano_sdk.threads import MOST_WORKERS, Timer, Timers, Workers
+from volcano_sdk.transport import Lanes, Shield
+
+_PATIENCE = 10.0
+"""Real seconds after which a driver that does not become quiet is at fault."""
+
+_CAPABILITIES = ["with_lock", "direct_calls", "pushed_loss", "close"]
+
+
+class Activity:
+    """Who is busy."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._busy = 0
+        self._awaited: list[threading.Event] = []
+        self.in_flight = 0
+
+    def begins(self) -> None:
+        self._count(1)
+
+    def ends(self) -> None:
+        self._count(-1)
+
+    @contextlib.contextmanager
+    def idle(self) -> Iterator[None]:
+        self._count(-1)
+        try:
+            yield
+        finally:
+            self._count(1)
+
+    def wait(self, event: threading.Event) -> None:
+        """Wait for it, idle as long as it is not set."""
+        with self._changed:
+            self._busy -= 1
+            self._awaited.append(event)
+            self._changed.notify_all()
+        event.wait()
+        with self._changed:
+            self._busy += 1
+            self._awaited.remove(event)
+
+    @contextlib.contextmanager
+    def exchange(self) -> Iterator[None]:
+        with self._changed:
+            self.in_flight += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.in_flight -= 1
+
+    def wait_quiet(self) -> None:
+        with self._changed:
+            if not self._changed.wait_for(self._is_quiet, _PATIENCE):
+                raise RuntimeError(f"not quiet: {self._busy} threads are busy")
+
+    def _is_quiet(self) -> bool:
+        return self._busy == 0 and not any(event.is_set() for event in self._awaited)
+
+    def _count(self, change: int) -> None:
+        with self._changed:
+            self._busy += change
+            self._changed.notify_all()
+
+
+class VirtualTimers:
+    """The SDK's seam of time, moved by `advance` alone."""
+
+    def __init__(self, activity: Activity) -> None:
+        self._activity = activity
+        self._lock = threading.Lock()
+        self._now = 0.0
+        self._numbers = itertools.count()
+        self._pending: list[tuple[float, int, float, Timer]] = []  # at, number, length, timer
+
+    def now(self) -> float:
+        return self._now
+
+    def start(self) -> None:
+        """No thread is needed."""
+
+    def call_at(self, at: float, action: Callable[[], None]) -> Timer:
+        timer = Timer(at, action)
+        with self._lock:
+            self._pending.append((at, next(self._numbers), at - self._now, timer))
+        return timer
+
+    def socket_timeout(self, until: float) -> float | None:  # noqa: ARG002
+        return None
+
+    def wait(self, event: threading.Event) -> None:
+        self._activity.wait(event)
+
+    def lengths(self) -> list[float]:
+        with self._lock:
+            self._drop_cancelled()
+            return [length for _, _, length, _ in self._pending]
+
+    def advance(self, seconds: float, *, blocked: bool) -> None:
+        end = self._now + seconds
+        if not blocked:
+            self._activity.wait_quiet()
+            while (timer := self._next(end)) is not None:
+                self._now = max(self._now, timer.at)
+                timer.taken()()
+                self._activity.wait_quiet()
+        self._now = end
+
+    def _next(self, end: float) -> Timer | None:
+        with self._lock:
+            self._drop_cancelled()
+            self._pending.sort(key=lambda entry: entry[:2])
+            if self._pending and self._pending[0][0] <= end:
+                return self._pending.pop(0)[3]
+            return None
+
+    def _drop_cancelled(self) -> None:
+        self._pending = [entry for entry in self._pending if entry[3].action is not None]
+
+
+class ObservedLanes(Lanes):
+    """The SDK's own connections, counted."""
+
+    def __init__(self, settings: Settings, timers: Timers, activity: Activity) -> None:
+        super().__init__(settings, timers)
+        self._activity = activity
+        self._is_dropped = threading.Event()
+
+    def exchange(self, attempt: Try, *, shield: Shield | None = None) -> Outcome:
+        self._wait_for_ever_if_dropped()
+        with self._activity.exchange():
+            outcome = super().exchange(attempt, shield=shield)
+        self._wait_for_ever_if_dropped()
+        return outcome
+
+    def drop(self) -> None:
+        """Close the sockets; whoever uses them is left where it is."""
+        self._is_dropped.set()
+        self.close()
+
+    def _wait_for_ever_if_dropped(self) -> None:
+        if self._is_dropped.is_set():
+            threading.Event().wait()
+
+
+class ObservedWorkers(Workers):
+    def __init__(self, most: int, name: str, activity: Activity) -> None:
+        super().__init__(most, bool, name)
+        self._activity = activity
+
+    def submit(self, job: Callable[[], None], *, urgency: float = 0.0) -> None:
+        def observed() -> None:
+            try:
+                job()
+            finally:
+                self._activity.ends()
+
+        self._activity.begins()
+        super().submit(observed, urgency=urgency)
+
+
+class Driver:
+    """One client and what is running on it; a second `hello` makes a new one."""
+
+    def __init__(self, command: dict[str, Any]) -> None:
+        self.activity = Activity()
+        self._timers = VirtualTimers(self.activity) if command["clock"] == "virtual" else None
+        settings = Settings.resolve(
+            api_url=command["base_url"],
+            service_key=command["service_key"] or "",
+            timeout=command.get("timeout"),
+            trust_env=False,
+        )
+        self._runtime = Runtime(settings, timers=self._timers, transport=self._observed(settings))
+        if self._timers is not None:
+            self._runtime.workers = ObservedWorkers(MOST_WORKERS, "worker", self.activity)
+            self._runtime.callbacks = ObservedWorkers(1, "callbacks", self.activity)
+        self._locks = Locks(self._runtime)
+        self._finishes: dict[str, dict[str, Any]] = {}
+        self._ended: dict[str, threading.Event] = {}
+        self._guards: dict[str, LockGuard] = {}
+        self._leases: dict[str, LockLease] = {}
+
+    def _observed(self, settings: Settings) -> Callable[[Timers], Lanes]:
+        def transport(timers: Timers) -> Lanes:
+            self._lanes = ObservedLanes(settings, timers, self.activity)
+            return self._lanes
+
+        return transport
+
+    def drop(self) -> None:
+        """Forget everything, without a request."""
+        self._lanes.drop()
+
+    def command(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Carry it out; the reply's `ok`."""
+        name = command["cmd"]
+        match name:
+            case "with_lock":
+                self._ended[command["call"]] = threading.Event()
+                self._start(command, self._with_lock)
+            case "acquire" | "renew" | "release" | "get" | "force_release" | "close":
+                self._start(command, getattr(self, f"_{name}"))
+            case "finish":
+                self._finishes[command["call"]] = command
+                self._ended[command["call"]].set()
+            case "look":
+                return self._look(command)
+            case "sleeping":
+                timers = self._virtual()
+                self.activity.wait_quiet()
+                return {"seconds": timers.lengths(), "in_flight": self.activity.in_flight}
+            case "advance":
+                blocked = command.get("blocked", False)
+                self._virtual().advance(command["seconds"], blocked=blocked)
+            case "cancel":
+                raise UnsupportedError("only the main thread of Python can be interrupted")
+            case _:
+                raise UnsupportedError(f"no command {name!r} here")
+        return {}
+
+    def _virtual(self) -> VirtualTimers:
+        if self._timers is None:
+            raise UnsupportedError("the clock is real")
+        return self._timers
+
+    def _look(self, command: dict[str, Any]) -> dict[str, Any]:
+        if self._timers is not None:
+            self.activity.wait_quiet()
+        guard = self._guards[command["call"]]
+        lost = guard.lost
+        lease = driver.described(guard.lease)
+        return {"lost": lost, **{name: lease[name] for name in ("fencing_token", "expires_at")}}
+
+    def _start(self, command: dict[str, Any], call: Callable[[dict[str, Any]], object]) -> None:
+        def run() -> None:
+            try:
+                value = call(command)
+            except BaseException as error:
+                driver.raised("raised", command["call"], error, KeyboardInterrupt)
+            else:
+                driver.returned(command["call"], value)
+            finally:
+                self.activity.ends()
+
+        self.activity.begins()
+        threading.Thread(target=run, daemon=True).start()
+
+    # --- calls, each on a thread of its own --------------------------------------------------
+
+    def _with_lock(self, command: dict[str, Any]) -> object:
+        call = command["call"]
+        with self._locks.with_lock(command["key"], **driver.options(command)) as guard:
+            self._guards[call] = guard
+            lease = driver.described(guard.lease)
+            lease.pop("key")
+            driver.emit(event="entered", call=call, **lease)
+            guard.on_lost(lambda loss: driver.raised("lost", call, loss, KeyboardInterrupt))
+            self.activity.wait(self._ended[call])
+            finish = self._finishes[call]
+            if "raise" in finish:
+                raise BodyError(finish["raise"])
+        return finish["return"]
+
+    def _acquire(self, command: dict[str, Any]) -> LockLease:
+        lease = self._locks.acquire(command["key"], **driver.options(command))
+        self._leases[command["call"]] = lease
+        return lease
+
+    def _renew(self, command: dict[str, Any]) -> LockLease:
+        lease = self._lease(command)
+        renewed = self._locks.renew(command["key"], lease, **driver.options(command))
+        self._leases[command["call"]] = renewed
+        return renewed
+
+    def _release(self, command: dict[str, Any]) -> None:
+        self._locks.release(command["key"], self._lease(command), **driver.options(command))
+
+    def _get(self, command: dict[str, Any]) -> object:
+        return self._locks.get(command["key"], **driver.options(command))
+
+    def _force_release(self, command: dict[str, Any]) -> None:
+        self._locks.force_release(command["key"], **driver.options(command))
+
+    def _close(self, command: dict[str, Any]) -> None:  # noqa: ARG002
+        self._runtime.close()
+
+    def _lease(self, command: dict[str, Any]) -> LockLease:
+        lease = command["lease"]
+        return self._leases[lease] if isinstance(lease, str) else driver.lease_from(lease)
+
+
+def run() -> None:
+    """Until stdin ends."""
+    current: Driver | None = None
+    _observe_reads(lambda: current)
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            if command["cmd"] == "hello":
+                if current is not None:
+                    current.drop()
+                current = Driver(command)
+                virtual = ["virtual_clock"] if command["clock"] == "virtual" else []
+                driver.reply(command["id"], driver.hello("python", _CAPABILITIES + virtual))
+            elif current is None:
+                driver.emit(id=command["id"], error="hello must come first")
+            else:
+                driver.reply(command["id"], current.command(command))
+        except UnsupportedError as reason:
+            driver.emit(id=command["id"], unsupported=str(reason))
+        except Exception as error:
+            driver.emit(id=command["id"], error=f"{type(error).__name__}: {error}")
+
+
+def _observe_reads(current: Callable[[], Driver | None]) -> None:
+    """A thread that reads from the server has sent all that it had to send: it is idle."""
+    read = sdk_transport._Stream.read
+
+    def observed(stream: Any, max_bytes: int, timeout: float | None = None) -> bytes:
+        active = current()
+        assert active is not None
+        with active.activity.idle():
+            return read(stream, max_bytes, timeout)
+
+    sdk_transport._Stream.read = observed  # type: ignore[method-assign]
