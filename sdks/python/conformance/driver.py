@@ -1,3 +1,4 @@
+# ruff: noqa: INP001  a program, not a package
 """The Python SDK behind stdin and stdout: conformance/protocol.md.
 
     stdin ──commands──> flavour's `Driver.command(...)` ──> SDK
@@ -7,6 +8,7 @@ Each flavour has a file of its own; what both say on the wire is here.
 """
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -129,11 +131,8 @@ def main() -> None:
     flavour = arguments.parse_args().flavour
     for name in [name for name in os.environ if name.startswith("VOLCANO_")]:
         del os.environ[name]
-    if flavour == "sync":
-        from sync_driver import run
-    else:
-        from async_driver import run
-    run()
+    flavour_driver = importlib.import_module(f"{flavour}_driver")
+    flavour_driver.main()
     sys.stdout.flush()
     os._exit(0)  # whatever the SDK is doing
 

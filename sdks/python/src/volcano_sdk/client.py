@@ -16,8 +16,8 @@ class VolcanoClient:
 
     `api_url`, `anon_key` and `service_key` default to the environment's VOLCANO_API_URL,
     VOLCANO_ANON_KEY and VOLCANO_SERVICE_KEY.  `timeout`: seconds that one request may take in
-    total, by default 10.  `http_client`: an httpx.Client, or one of its kind, to send with; it stays
-    yours.  `trust_env=False` ignores the environment's proxies.
+    total, by default 10.  `http_client`: an httpx.Client, or one of its kind, to send with; it
+    stays yours.  `trust_env=False` ignores the environment's proxies.
 
     ValueError: no URL, or one of these is wrong.
     """
