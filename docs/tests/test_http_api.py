@@ -1,4 +1,4 @@
-"""What docs/http-api.md and openapi.yaml name (codes, statuses, headers, routes) is the server's."""
+"""What http-api.md and openapi.yaml name (codes, statuses, headers, routes) is the server's."""
 
 import ast
 import re
