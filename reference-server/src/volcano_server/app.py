@@ -79,7 +79,7 @@ def create_app(
     app = Starlette(
         routes=[
             LockRoute(service, metrics, log),
-            *operator_routes(service, metrics),
+            *operator_routes(service, metrics, log),
             *(test_routes(service) if settings.test_controls else []),
         ],
         exception_handlers={HTTPException: on_http_exception, Exception: on_fault},

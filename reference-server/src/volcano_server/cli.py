@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn
 
 import click
 
@@ -29,6 +29,8 @@ from volcano_server.access import (
     Caller,
     Kind,
 )
+from volcano_server.clock import HostClock
+from volcano_server.logs import Log, silence_uvicorn
 from volcano_server.settings import (
     DEFAULT_HOST,
     DEFAULT_PORT,
@@ -36,7 +38,7 @@ from volcano_server.settings import (
     Settings,
     parse_store_url,
 )
-from volcano_server.stores.store import StoreOpenError
+from volcano_server.stores.store import Store, StoreOpenError
 
 DEV_PROJECT = "dev"
 DEV_SERVICE_KEY = "sk-dev-volcano-local-service-key"
@@ -75,17 +77,14 @@ def commands() -> None:
     """A lock server: renewable leases with fencing tokens."""
 
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-def _store_option(*, required: bool = True) -> Callable[[_Command], _Command]:
-    return click.option(
-        "--store",
-        envvar="VOLCANO_STORE",
-        required=required,
-        metavar="URL",
-        help="sqlite:///relative.db or sqlite:////absolute.db",
-    )
+_store_option = click.option(
+    "--store",
+    envvar="VOLCANO_STORE",
+    required=True,
+    metavar="URL",
+    show_envvar=True,
+    help="sqlite:///relative.db or sqlite:////absolute.db",
+)
 
 
 _host_option = click.option(
@@ -112,34 +111,29 @@ _log_option = click.option(
 
 
 @commands.command()
-@_store_option()
+@_store_option
 @_host_option
 @_port_option
 @_log_option
 def serve(store: str, host: str, port: int, *, log_requests: bool) -> None:
     """Run a server for production.  SIGTERM finishes what was accepted."""
     from volcano_server.clock import SystemClock
-    from volcano_server.logs import Log
     from volcano_server.serving import bind, url_of
     from volcano_server.stores.sqlite import SqliteStore
 
     path = parse_store_url(store)
-    listener = bind(host, port)
     log = Log()
     clock = SystemClock()
-
-    def ready() -> None:
-        log.note("server_started", url=url_of(listener), store=str(path))
-
-    _run(
-        SqliteStore(path, clock),
-        Access(file=AccessFile.beside(path)),
-        clock,
-        Settings(log_requests=log_requests),
-        log,
-        listener,
-        ready,
-    )
+    with bind(host, port) as listener:
+        _run(
+            SqliteStore(path, clock),
+            Access(file=AccessFile.beside(path)),
+            clock,
+            Settings(log_requests=log_requests),
+            log,
+            listener,
+            ready=lambda: log.note("server_started", url=url_of(listener), store=str(path)),
+        )
     log.note("server_stopped")
 
 
@@ -150,7 +144,9 @@ def serve(store: str, host: str, port: int, *, log_requests: bool) -> None:
 @_host_option
 @_port_option
 @_log_option
-@_store_option(required=False)
+@click.option(  # not from the environment: production's store is no place for well-known keys
+    "--store", metavar="URL", help="Another file than volcano-dev.db, as sqlite:///PATH."
+)
 @click.option("--ephemeral", is_flag=True, help="Keep leases in memory, write no file.")
 @click.option("--reset", is_flag=True, help="Begin with an empty file.")
 @click.option(
@@ -176,7 +172,6 @@ def dev(
 ) -> None:
     """Run a server for development: no set-up, project `dev`, well-known keys."""
     from volcano_server.clock import MovableClock
-    from volcano_server.logs import Log
     from volcano_server.serving import bind, url_of
     from volcano_server.stores.memory import MemoryStore
     from volcano_server.stores.sqlite import SqliteStore
@@ -188,10 +183,6 @@ def dev(
     _check_dev_key("--anon-key", anon_key, "ak-")
     _check_well_known_keys(host, {service_key, anon_key})
     path = DEV_STORE if store is None else parse_store_url(store)
-    listener = bind(host, port)
-    if flags["reset"] and not ephemeral:
-        _delete_store(path)
-
     clock = MovableClock()
     access = Access(
         {
@@ -200,29 +191,30 @@ def dev(
         },
         file=None if ephemeral else AccessFile.beside(path),
     )
-    facts = {
-        "url": url_of(listener),
-        "project": DEV_PROJECT,
-        "service_key": service_key,
-        "anon_key": anon_key,
-        "store": "memory" if ephemeral else f"sqlite:///{path}",
-    }
-
-    def ready() -> None:
-        click.echo(json.dumps(facts) if flags["as_json"] else _banner(facts, quota=quota))
-        sys.stdout.flush()
-
-    _run(
-        MemoryStore(clock) if ephemeral else SqliteStore(path, clock),
-        access,
-        clock,
-        Settings(log_requests=flags["log_requests"], test_controls=True),
-        Log(quiet=True),
-        listener,
-        ready,
-    )
+    with bind(host, port) as listener:
+        if flags["reset"] and not ephemeral:
+            _delete_store(path)
+        facts = {
+            "url": url_of(listener),
+            "project": DEV_PROJECT,
+            "service_key": service_key,
+            "anon_key": anon_key,
+            "store": "memory" if ephemeral else f"sqlite:///{path}",
+        }
+        said = json.dumps(facts) if flags["as_json"] else _banner(facts, quota=quota)
+        _run(
+            MemoryStore(clock) if ephemeral else SqliteStore(path, clock),
+            access,
+            clock,
+            Settings(log_requests=flags["log_requests"], test_controls=True),
+            Log(quiet=True),
+            listener,
+            ready=lambda: click.echo(said),
+        )
     if not flags["as_json"]:
-        click.echo("\nStopped." if ephemeral else f"\nStopped. The leases are kept in {path}.")
+        after_the_ctrl_c = "\n" if sys.stdout.isatty() else ""
+        kept = "" if ephemeral else f" The leases are kept in {path}."
+        click.echo(f"{after_the_ctrl_c}Stopped.{kept}")
 
 
 def _banner(facts: dict[str, str], *, quota: int) -> str:
@@ -287,19 +279,19 @@ def _delete_store(path: Path) -> None:
 
 
 def _run(
-    store: Any,
+    store: Store,
     access: Access,
-    clock: Any,
+    clock: HostClock,
     settings: Settings,
-    log: Any,
+    log: Log,
     listener: socket.socket,
-    ready: Any,
+    *,
+    ready: Callable[[], None],
 ) -> None:
     """Serve until a signal.  Raises what the app could not start for."""
     import gc
 
     from volcano_server.app import create_app
-    from volcano_server.logs import silence_uvicorn
     from volcano_server.serving import JsonServer
 
     silence_uvicorn()
@@ -319,8 +311,6 @@ def _run(
         if error is None:
             raise
         raise error from None
-    finally:
-        listener.close()
 
 
 # ---------------------------------------------------------------- projects and keys
@@ -333,7 +323,7 @@ def projects() -> None:
 
 @projects.command("create")
 @click.argument("name")
-@_store_option()
+@_store_option
 @click.option(
     "--quota", type=click.IntRange(min=0), default=DEFAULT_QUOTA, show_default=True,
     help="Requests a minute, 0 for no limit.",
@@ -349,7 +339,7 @@ def create_project(name: str, store: str, quota: int) -> None:
 
 
 @projects.command("list")
-@_store_option()
+@_store_option
 def list_projects(store: str) -> None:
     """List projects and their quotas."""
     for project in _access_file(store).projects():
@@ -359,7 +349,7 @@ def list_projects(store: str) -> None:
 @projects.command("quota")
 @click.argument("name")
 @click.argument("requests_per_minute", type=click.IntRange(min=0))
-@_store_option()
+@_store_option
 def set_quota(name: str, requests_per_minute: int, store: str) -> None:
     """Set a project's requests a minute, 0 for no limit.  A running server follows within 2 s."""
     _access_file(store).set_quota(name, requests_per_minute)
@@ -382,7 +372,7 @@ def keys() -> None:
     type=click.Choice([MANAGE_LOCKS, EVERYTHING, "none"]),
     help=f"Of a service key; may be repeated; {MANAGE_LOCKS} unless given.",
 )
-@_store_option()
+@_store_option
 def create_key(project: str, kind: Kind, permissions: tuple[str, ...], store: str) -> None:
     """Create a key.  It is shown this once, on stdout, and kept nowhere."""
     if kind == "anon" and permissions:
@@ -397,7 +387,7 @@ def create_key(project: str, kind: Kind, permissions: tuple[str, ...], store: st
 
 @keys.command("list")
 @click.option("--project", help="Only this one's.")
-@_store_option()
+@_store_option
 def list_keys(project: str | None, store: str) -> None:
     """List keys by their ids; the keys themselves are kept nowhere."""
     for key in _access_file(store).keys(project):
@@ -409,7 +399,7 @@ def list_keys(project: str | None, store: str) -> None:
 
 @keys.command("revoke")
 @click.argument("key_id")
-@_store_option()
+@_store_option
 def revoke_key(key_id: str, store: str) -> None:
     """Revoke the key with this id."""
     if key_id.startswith(("sk-", "ak-")):

@@ -39,6 +39,7 @@ from volcano_server.problems import (
     method_not_allowed,
 )
 from volcano_server.service import (
+    STORE_UNAVAILABLE,
     BodyTooLargeError,
     BodyTooSlowError,
     LockRequest,
@@ -325,13 +326,16 @@ def openapi_json() -> bytes:
     return json.dumps(yaml.safe_load(text)).encode()
 
 
-def operator_routes(service: LockService, metrics: Metrics) -> list[BaseRoute]:
+def operator_routes(service: LockService, metrics: Metrics, log: Log) -> list[BaseRoute]:
     async def healthz(_: Request) -> Response:
         return _json({"status": "ok"})
 
     async def readyz(request: Request) -> Response:
-        problem = await service.readiness()
-        return _json({"status": "ready"}) if problem is None else problem_response(problem, request)
+        reason = await service.store_trouble()
+        if reason is None:
+            return _json({"status": "ready"})
+        log.trouble("not_ready", reason=reason)
+        return problem_response(STORE_UNAVAILABLE, request)
 
     async def show_metrics(_: Request) -> Response:
         return Response(

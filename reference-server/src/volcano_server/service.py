@@ -134,12 +134,12 @@ class LockService:
             return caller
         return ANON_KEY_DENIED if caller.kind == "anon" else PERMISSION_DENIED
 
-    async def readiness(self) -> Problem | None:
-        """Whether the store answers: a read of a key that no project can have."""
+    async def store_trouble(self) -> str | None:
+        """Why the store cannot answer, if so.  Tried with a key that no project can have."""
         try:
             await self._queue.submit(Read(SlotKey(project="", key="")))
-        except StoreUnavailableError:
-            return STORE_UNAVAILABLE
+        except StoreUnavailableError as error:
+            return str(error)
         return None
 
     def wall(self) -> int:
