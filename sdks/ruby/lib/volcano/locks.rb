@@ -1,0 +1,344 @@
+# frozen_string_literal: true
+
+require "securerandom"
+require "volcano/discreet"
+require "volcano/guard"
+require "volcano/operations"
+require "volcano/shield"
+
+module Volcano
+  # The lock operations: `client.locks`. Any thread may call them.
+  #
+  # Arguments that cannot be right raise ArgumentError before anything is sent. Times are seconds.
+  # The rules: docs/semantics.md.
+  class Locks
+    # Tokens for which a release was sent are remembered, so many of them.
+    SPENT_TOKENS = 10_000
+    private_constant :SPENT_TOKENS
+
+    # @api private
+    def initialize(client)
+      @client = client
+      @mutex = Mutex.new
+      @spent = {} # {"1b9d…" => true} in the order of their releases
+    end
+
+    # Takes the lock and returns its lease. The caller renews and releases it; `with_lock` does both for you.
+    #
+    # @param key [String] the lock's name
+    # @param ttl [Integer] seconds that the lease lasts, 5 to 7 776 000
+    # @param token [String, nil] a lock token (UUID) of your own: repeating the call with it, after an error
+    #   too, gives the same lease. Absent: a new one
+    # @param request_id [String, nil] a UUID for the server's log
+    # @return [LockLease]
+    # @raise [Error::ConflictError] somebody else holds the lock
+    def acquire(key, ttl:, token: nil, request_id: nil)
+      call = acquisition(key, ttl, token, request_id)
+      begin
+        call.run
+        raise call.error, cause: call.error.cause if call.error
+
+        lease = call.lease
+      ensure
+        # With the caller's own token the caller can recover; a token that nobody knows would block the key.
+        Shield.up { call.give_back } unless lease || token
+      end
+    end
+
+    # Extends a lease by `ttl` seconds from now.
+    #
+    # @param lease [LockLease] of this very key
+    # @return [LockLease] a new one
+    # @raise [Error::ConflictError] the lease is over
+    def renew(key, lease, ttl:, request_id: nil)
+      key, lease = of_this_key(key, lease)
+      ttl = Operations.checked_ttl(ttl)
+      request = Operations.renew(key, ttl: ttl, token: lease.token, **sender(request_id))
+      session = @client.session
+      lease_key = [key, lease.token]
+      session.keeper.sent(lease_key, ttl)
+      begin
+        grant = Operations.granted(request, send_once(session, request))
+      rescue Error::ConflictError => error
+        session.keeper.refused(lease_key, error)
+        raise
+      end
+      session.keeper.answered(lease_key, grant)
+      grant.lease(key, lease.token)
+    end
+
+    # Gives a lease back. Releasing one that is already over is no error while nobody else has the key.
+    #
+    # @param lease [LockLease] of this very key
+    # @return [nil]
+    # @raise [Error::ConflictError] somebody else holds the lock by now
+    def release(key, lease, request_id: nil)
+      key, lease = of_this_key(key, lease)
+      request = Operations.release(key, token: lease.token, **sender(request_id))
+      session = @client.session
+      spend(lease.token)
+      session.keeper.releasing([key, lease.token])
+      Operations.released(request, send_once(session, request))
+      session.keeper.released([key, lease.token])
+      nil
+    end
+
+    # Looks at a key.
+    #
+    # @return [LockState]
+    def get(key, request_id: nil)
+      key = Operations.checked_key(key)
+      request = Operations.get(key, **sender(request_id))
+      Operations.state(request, send_once(@client.session, request))
+    end
+
+    # Frees a key, whoever holds it. For operators: the displaced holder learns of it at its next renewal.
+    #
+    # @return [nil]
+    def force_release(key, request_id: nil)
+      key = Operations.checked_key(key)
+      request = Operations.force_release(key, **sender(request_id))
+      Operations.released(request, send_once(@client.session, request))
+      nil
+    end
+
+    # Takes the lock, runs the block, and gives the lock back however the block ends: `next`, `break`,
+    # `return`, `throw`, an error, a timeout, a signal. Meanwhile the lease is renewed.
+    #
+    # An error of the block goes up as it is. When the lock was lost too, the LockLostError stands at the
+    # end of that error's chain of causes, as does a release that failed.
+    #
+    # @yieldparam guard [LockGuard]
+    # @return what the block returns
+    # @raise [Error::ConflictError] somebody else holds the lock; the block did not run
+    # @raise [Error::LockLostError] the lock was lost, whatever the block returned
+    def with_lock(key, ttl:, token: nil, request_id: nil)
+      raise ArgumentError, "with_lock needs a block" unless block_given?
+
+      tenure = Tenure.new(@client, acquisition(key, ttl, token, request_id))
+      begin
+        yield tenure.begin
+      rescue Exception => error # `$!` in the ensure would not do: it may be an older error
+        tenure.error = error
+        raise
+      ensure
+        Shield.up { tenure.end }
+      end
+    end
+
+    def inspect
+      "#<#{self.class} of #{@client.inspect}>"
+    end
+    alias to_s inspect
+
+    # The request of one more renewal.
+    # @api private
+    def renewal_request(lease, ttl)
+      Operations.renew(lease.key, ttl: ttl, token: lease.token, **sender(nil))
+    end
+
+    # Sends a release for a lease of the SDK's own, up to the end: an interrupt that comes through the shield
+    # costs one try. Returns the finished ReleaseFlow.
+    # @api private
+    def release_whole(session, key, token, tries:)
+      spend(token)
+      request = Operations.release(key, token: token, **sender(nil))
+      see_through(session, flow = Operations::ReleaseFlow.new(request, tries: tries))
+      flow
+    end
+
+    # At a close: what all running with_locks hold is lost, then released. Returns the errors.
+    # @api private
+    def release_all(session)
+      session.keeper.lose_all("was lost: its client was closed").filter_map do |kept|
+        Shield.up do
+          key, token = kept.lease_key
+          flow = release_whole(session, key, token, tries: 1)
+          session.keeper.released(kept.lease_key)
+          flow.error
+        end
+      end
+    end
+
+    private
+
+    def acquisition(key, ttl, token, request_id)
+      key = Operations.checked_key(key)
+      ttl = Operations.checked_ttl(ttl)
+      token = token.nil? ? SecureRandom.uuid.freeze : unspent(Operations.checked_token(token))
+      request = Operations.acquire(key, ttl: ttl, token: token, **sender(request_id))
+      Acquisition.new(self, @client.session, request, key: key, ttl: ttl, token: token, timeout: @client.timeout, log: @client.method(:log))
+    end
+
+    def sender(request_id)
+      {
+        request_id: request_id.nil? ? SecureRandom.uuid.freeze : Operations.checked_request_id(request_id),
+        service_key: @client.service_key
+      }
+    end
+
+    def of_this_key(key, lease)
+      key = Operations.checked_key(key)
+      [key, Operations.checked_lease(key, lease)]
+    end
+
+    def send_once(session, request)
+      session.transport.call(Operations::Try.new(request: request, timeout: @client.timeout))
+    end
+
+    def see_through(session, flow)
+      while (attempt = flow.next_try)
+        session.transport.see_through(attempt) { |outcome| flow.take(outcome) }
+      end
+    ensure
+      see_through(session, flow) if flow.next_try
+    end
+
+    def spend(token)
+      Shield.up do
+        @mutex.synchronize do
+          @spent.delete(token)
+          @spent[token] = true
+          @spent.shift if @spent.size > SPENT_TOKENS
+        end
+      end
+    end
+
+    def unspent(token)
+      return token unless @mutex.synchronize { @spent.key?(token) }
+
+      raise ArgumentError, "token was released before and cannot acquire again: make a new one (SecureRandom.uuid)"
+    end
+
+    # One acquire, from its first send to a lease or an error, and what its caller must know if it is
+    # interrupted on the way.
+    # @api private
+    class Acquisition
+      include Discreet
+
+      attr_reader :session, :key, :ttl, :token
+
+      def initialize(locks, session, request, key:, ttl:, token:, timeout:, log:)
+        @locks = locks
+        @session = session
+        @flow = Operations::AcquireFlow.new(request, ttl: ttl, timeout: timeout)
+        @key = key
+        @ttl = ttl
+        @token = token
+        @log = log
+      end
+
+      # Sends. The block, if any, is given a good answer under the shield.
+      def run
+        while (attempt = @flow.next_try)
+          @session.keeper.sent([@key, @token], @ttl)
+          @session.transport.see_through(attempt, patience: Operations::EXIT_TRY_SECONDS) do |outcome|
+            @flow.take(outcome)
+            granted { |acquired| yield acquired if block_given? } if @flow.acquired
+          end
+        end
+      end
+
+      # Why there is no lease; also when it was granted too late to be of use.
+      def error
+        return @flow.error unless @flow.acquired
+        return if @session.clock.now < Renewal::Trust.begun(@flow.acquired, @ttl).stop_at
+
+        Error::TransportError.new("acquire was answered too late to hold the lock")
+      end
+
+      def lease
+        @flow.acquired.grant.lease(@key, @token)
+      end
+
+      # Sends a release, if the server may have granted a lease. A failure is only logged.
+      def give_back
+        return unless @session.mine? && (@flow.acquired || @flow.unknown?)
+
+        flow = @locks.release_whole(@session, @key, @token, tries: 2)
+        @log.call(:warn, "the lock #{@key.inspect} may stay taken for #{@ttl} s: #{flow.error.message}") if flow.error
+      end
+
+      private
+
+      def granted
+        @session.keeper.answered([@key, @token], @flow.acquired.grant)
+        yield @flow.acquired
+      end
+    end
+    private_constant :Acquisition
+
+    # One `with_lock`: begins with the acquire and ends, whatever happens, with the release.
+    # @api private
+    class Tenure
+      include Discreet
+
+      # The error that ended the block or kept it from starting; nil for every other way out.
+      attr_writer :error
+
+      def initialize(client, acquisition)
+        @client = client
+        @acquisition = acquisition
+        @session = acquisition.session
+        @keeper = @session.keeper
+        @kept = nil
+        @error = nil
+      end
+
+      # Takes the lock. Returns the guard; raises where the block must not start.
+      def begin
+        @acquisition.run { |acquired| take_up(acquired) }
+        unless @kept
+          error = @acquisition.error
+          raise error, cause: error.cause
+        end
+        loss = @keeper.wait_until_fresh(@kept)
+        raise loss.again, cause: loss.cause if loss
+
+        LockGuard.new(@keeper, @kept)
+      end
+
+      # Gives the lock back and tells of its loss. Under the shield.
+      def end
+        return @acquisition.give_back unless @kept
+        return report(@kept.holding.forked) unless @kept.mine?
+
+        loss = @keeper.finish(@kept)
+        loss = release(loss) || loss unless @kept.holding.released
+        report(loss) if loss
+      end
+
+      private
+
+      def take_up(acquired)
+        @keeper.take_up(@acquisition.key, @acquisition.token, @acquisition.ttl, acquired) { |kept| @kept = kept }
+      rescue ThreadError => error
+        raise Error, "the lock was given back: no thread to renew it could be started", cause: error
+      end
+
+      # Sends the release. Returns the loss that its refusal stands for.
+      def release(loss)
+        flow = @client.locks.release_whole(@session, *@kept.lease_key, tries: loss ? 1 : 2)
+        @keeper.released_by_another(@kept.lease_key) if flow.released?
+        error = flow.error or return
+        return @kept.holding.release_refused(error) if error.is_a?(Error::ConflictError) && loss.nil?
+
+        @client.log(:warn, "the lock #{@acquisition.key.inspect} may stay taken for #{@acquisition.ttl} s: #{error.message}")
+        Error.put_beside(@error, error) if @error && loss.nil?
+        nil
+      end
+
+      # A killed thread goes on dying.
+      def report(loss)
+        if @error
+          Error.put_beside(@error, loss) unless loss.travels_with?(@error)
+        elsif Thread.current.status == "aborting"
+          @client.log(:warn, loss.message)
+        else
+          raise loss.again, cause: loss.cause
+        end
+      end
+    end
+    private_constant :Tenure
+  end
+end

@@ -1,0 +1,353 @@
+# frozen_string_literal: true
+
+require "io/wait"
+require "net/http"
+require "openssl"
+require "volcano/discreet"
+require "volcano/operations"
+require "volcano/shield"
+require "volcano/version"
+
+module Volcano
+  # The only file that touches the network: one try in, its Answer or Failure out.
+  #
+  # One connection is one *lane*: a Net::HTTP session that one exchange has to itself from its first byte
+  # to its last. Free lanes wait in a stack. A lane whose exchange was interrupted, timed out or failed is
+  # closed and never used again, so no answer can reach another request. A lane that the server closed,
+  # or that was idle for long, is noticed and replaced before anything is sent; once bytes went out,
+  # nothing is ever sent again from here: redirects, Net::HTTP's own retries and its 60 s timeouts are off.
+  #
+  # A try is bounded as a whole: each wait for the socket looks at the clock, so a server that dribbles
+  # bytes gains nothing. (Ruby cannot interrupt name resolution, and Net::HTTP gives each address of a
+  # host the whole time to connect: only these two may take longer.)
+  # @api private
+  class Transport
+    # Idle lanes are closed after this: below the idle limits of common servers and load balancers.
+    IDLE_SECONDS = 30.0
+
+    # What may go wrong on the way. Timeout::Error itself is not in the list: that one is the user's.
+    BROKEN = [
+      SystemCallError, SocketError, IOError, OpenSSL::SSL::SSLError, Net::OpenTimeout, Net::ReadTimeout, Net::WriteTimeout,
+      Net::ProtocolError, Net::HTTPBadResponse, Net::HTTPHeaderSyntaxError
+    ].freeze
+
+    # @param uri [URI::HTTP] the API's URL; its path, if any, comes before the operations' paths
+    # @param proxy [URI::HTTP, nil]
+    def initialize(uri, proxy:, clock:)
+      @uri = uri
+      @proxy = proxy
+      @clock = clock
+      @mutex = Mutex.new
+      @free = [] # [Lane, …] the latest used last
+      @exchanges = [] # [Exchange, …] begun and not ended
+      @closed = false
+    end
+
+    # The exchanges in flight.
+    def exchanges
+      Shield.up { @mutex.synchronize { @exchanges.dup } }
+    end
+
+    # Sends one try and returns its outcome. An interrupt leaves at once.
+    def call(try)
+      exchange = exchange_of(try)
+      enter(exchange)
+      outcome = connect(exchange) || exchange.perform
+    ensure
+      Shield.up { leave(exchange, outcome) } if exchange
+    end
+
+    # The same under the shield: an interrupt waits for the answer, `patience` seconds at most where given;
+    # only while connecting it leaves at once. The block is told an outcome in any case, before the
+    # interrupt goes on.
+    def see_through(try, patience: nil)
+      exchange = exchange_of(try, patience: patience)
+      enter(exchange)
+      outcome = connect(exchange)
+      Shield.up { outcome ||= exchange.perform }
+    ensure
+      if exchange
+        Shield.up do
+          yield outcome || exchange.failure("was interrupted")
+        ensure
+          leave(exchange, outcome)
+        end
+      end
+    end
+
+    # Ends what is in flight and closes every connection.
+    def close
+      Shield.up do
+        free, in_flight = @mutex.synchronize do
+          @closed = true
+          [@free.slice!(0..), @exchanges.dup]
+        end
+        in_flight.each(&:abort)
+        free.each(&:close)
+      end
+    end
+
+    # In the child of a fork: lets go of the parent's sockets without a word on them.
+    def forget
+      [*@free, *@exchanges.map(&:lane)].compact.each(&:forget)
+    end
+
+    # Where requests go, for error messages; without credentials.
+    def destination
+      place = "#{@uri.scheme}://#{@uri.host}:#{@uri.port}"
+      @proxy ? "#{place} through the proxy #{@proxy.scheme}://#{@proxy.host}:#{@proxy.port}" : place
+    end
+
+    # The path on the wire of an operation's path.
+    def path(operation_path)
+      "#{@uri.path.chomp("/")}#{operation_path}"
+    end
+
+    private
+
+    def exchange_of(try, patience: nil)
+      Exchange.new(try, transport: self, clock: @clock, patience: patience)
+    end
+
+    def enter(exchange)
+      Shield.up { @mutex.synchronize { @exchanges << exchange } }
+    end
+
+    # Gives the exchange an open lane; nil, or the Failure.
+    def connect(exchange)
+      raise IOError, "this client is closed" if @closed
+
+      exchange.lane = free_lane || Lane.new(session)
+      exchange.lane.open(exchange.seconds_left)
+      nil
+    rescue *BROKEN => error
+      exchange.failure("could not connect to #{destination}: #{error.message}", error)
+    end
+
+    def leave(exchange, outcome)
+      lane = exchange.lane
+      lane&.rest(@clock.now)
+      keep = outcome.is_a?(Operations::Answer) && lane.open? && !@closed
+      lane&.close unless keep
+      retired = @mutex.synchronize do
+        @exchanges.delete(exchange)
+        @free.push(lane) if keep
+        @free.slice!(0, @closed ? @free.size : @free.index { |free| !free.idle?(@clock.now) } || 0)
+      end
+      retired.each(&:close)
+    end
+
+    def free_lane
+      while (lane = Shield.up { @mutex.synchronize { @free.pop } })
+        return lane unless lane.stale?(@clock.now)
+
+        lane.close
+      end
+    end
+
+    def session
+      http = Net::HTTP.new(@uri.hostname, @uri.port, *proxy_arguments)
+      http.use_ssl = @uri.scheme == "https"
+      http.max_retries = 0
+      http.keep_alive_timeout = 2 * IDLE_SECONDS # ours ends first
+      http.ignore_eof = false if http.respond_to?(:ignore_eof=)
+      http
+    end
+
+    def proxy_arguments
+      return [nil] unless @proxy
+
+      [@proxy.hostname, @proxy.port, *[@proxy.user, @proxy.password].map { |part| part && URI.decode_www_form_component(part) }]
+    end
+
+    # A session, and its socket as soon as that is known.
+    class Lane
+      def initialize(http)
+        @http = http
+        @io = nil
+        @resting_since = nil
+      end
+
+      def open(seconds)
+        return if @http.started?
+
+        @http.open_timeout = @http.read_timeout = @http.write_timeout = seconds
+        @http.start
+      end
+
+      def open?
+        @http.started? && !@io.nil? && !@io.closed?
+      end
+
+      # May the request still be sent on it? What can be read from an idle connection is its end.
+      def stale?(now)
+        !open? || idle?(now) || !@io.wait_readable(0).nil?
+      end
+
+      def idle?(now)
+        now - @resting_since >= IDLE_SECONDS
+      end
+
+      # The socket that the exchange's waiting goes through from now on.
+      def use(io, exchange)
+        @io = io
+        io.extend(PatientSocket) unless io.is_a?(PatientSocket)
+        io.exchange = exchange
+      end
+
+      def rest(now)
+        @io.exchange = nil if @io
+        @resting_since = now
+      end
+
+      def request(wire, &read)
+        @http.request(wire, &read)
+      end
+
+      def close
+        @http.finish if @http.started?
+      rescue *BROKEN
+        nil # it was broken before
+      end
+
+      # From another thread. A `close` would wait for the thread that reads, and it for its shield.
+      def abort
+        @io&.shutdown
+      rescue SystemCallError, IOError
+        nil # it has ended already
+      end
+
+      def forget
+        @io&.close
+      end
+    end
+
+    # On the socket of a lane: waiting for an answer looks at the clock and for interrupts.
+    module PatientSocket
+      attr_writer :exchange
+
+      def wait_readable(timeout = nil)
+        return super unless @exchange
+
+        self if @exchange.wait { |seconds| super(seconds) }
+      end
+    end
+
+    # A request on its way: Net::HTTP calls `exec` when the connection stands.
+    class Wire < Net::HTTPGenericRequest
+      HEADERS = { "Accept" => "application/json", "Accept-Encoding" => "identity", "User-Agent" => "volcano-sdk-ruby/#{VERSION}" }.freeze
+
+      def initialize(request, path, exchange)
+        super(request.http_method, !request.body.nil?, true, path, HEADERS.merge(request.headers))
+        self.body = request.body if request.body
+        @exchange = exchange
+      end
+
+      def exec(socket, *)
+        @exchange.sending(socket.io.to_io)
+        super
+      end
+    end
+
+    # One try on its way, from before it connects until its lane is free again.
+    class Exchange
+      include Discreet
+
+      # A wait for the socket is cut into slices of this, to see interrupts.
+      SLICE_SECONDS = 0.05
+      # More than any answer of a lock server.
+      BODY_BYTES = 65_536
+
+      # seconds: how long it may take, as was asked last; deadline: until when.
+      attr_reader :try, :seconds, :deadline
+      attr_accessor :lane
+
+      def initialize(try, transport:, clock:, patience:)
+        @try = try
+        @transport = transport
+        @clock = clock
+        @patience = patience
+        @began_at = clock.now
+        @seconds = try.timeout
+        @deadline = @began_at + @seconds
+        @sent_at = nil
+        @waiting = false
+        @aborted = false
+      end
+
+      # Was the request sent, and is nothing of the answer there?
+      def waiting?
+        @waiting
+      end
+
+      def seconds_left
+        [@deadline - @clock.now, 0.001].max
+      end
+
+      # Sends and reads. Returns the Answer, or the Failure.
+      def perform
+        body = String.new
+        wire = Wire.new(@try.request, @transport.path(@try.request.path), self)
+        response = @lane.request(wire) { |answer| answer.read_body { |part| append(body, part) } }
+        Operations::Answer.new(sent_at: @sent_at, status: response.code.to_i, headers: response.each_header.to_h, body: body)
+      rescue *BROKEN => error
+        failure("got no answer from #{@transport.destination}: #{why(error)}", error)
+      end
+
+      def failure(what, cause = nil)
+        error = Error::TransportError.new("#{@try.request.operation} #{what}", request_id: @try.request.request_id)
+        Operations::Failure.new(sent_at: @sent_at || @began_at, error: Error.with_cause(error, cause), reached: !@sent_at.nil?)
+      end
+
+      def sending(io)
+        @lane.use(io, self)
+        @sent_at = @clock.now
+        raise IOError, "closed" if @aborted
+      end
+
+      # Waits for the socket in slices. False when the time is over.
+      def wait
+        @waiting = true
+        until over?
+          return true if yield [SLICE_SECONDS, seconds_left].min
+        end
+        false
+      ensure
+        @waiting = false
+      end
+
+      # From another thread: it fails at once.
+      def abort
+        @aborted = true
+        @lane&.abort
+      end
+
+      def aborted?
+        @aborted
+      end
+
+      private
+
+      def over?
+        if @patience && Thread.pending_interrupt?
+          @seconds = @patience if @clock.now + @patience < @deadline
+          @deadline = [@deadline, @clock.now + @patience].min
+          @patience = nil
+        end
+        @aborted || @clock.now >= @deadline
+      end
+
+      def append(body, part)
+        raise IOError, "the answer is longer than #{BODY_BYTES} bytes" if body.bytesize + part.bytesize > BODY_BYTES
+
+        body << part
+      end
+
+      def why(error)
+        return "given up" if @aborted
+
+        @clock.now >= @deadline ? "none within #{(@deadline - @began_at).round(3)} s" : error.message
+      end
+    end
+  end
+end
