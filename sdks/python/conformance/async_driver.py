@@ -52,10 +52,15 @@ class Sleep(AbstractContextManager[anyio.CancelScope, bool]):
         self._pending.append(self)
         return self.scope.__enter__()
 
-    def __exit__(self, *exception: object) -> bool:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
         if self in self._pending:
             self._pending.remove(self)
-        return bool(self.scope.__exit__(*exception))
+        return bool(self.scope.__exit__(exc_type, exc, traceback))
 
 
 class VirtualClock:

@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Callable
 from types import TracebackType
+from typing import NoReturn
 
 from anyio.lowlevel import checkpoint_if_cancelled
 
@@ -217,11 +218,11 @@ class WithLock:
                 if companion is not None:
                     put_beside(error, companion)
             if error is not exc:
-                raise error
+                _raise_as_it_is(error)
             return False
         if loss is not None:
             await checkpoint_if_cancelled()  # the user's cancellation wins
-            raise loss from loss.__cause__
+            _raise_as_it_is(loss)
         return False
 
     async def _release(self, held: Held) -> tuple[VolcanoError | None, BaseException | None]:
@@ -254,6 +255,15 @@ def _leave_scope(
     except BaseException as rest:  # noqa: BLE001  what is left of a group, without our cancellation
         return rest
     return None if is_ours else exc
+
+
+def _raise_as_it_is(error: BaseException) -> NoReturn:
+    """Without the exception of the body, which is being handled, for its context."""
+    context = error.__context__
+    try:
+        raise error
+    finally:
+        error.__context__ = context
 
 
 def _is_only(error: BaseException, loss: LockLostError | None) -> bool:

@@ -132,6 +132,7 @@ class Renewals:
         self._ties = itertools.count()
         self._in_flight: dict[Held, float] = {}  # {lock: when its try was sent}, oldest first
         self._wake = anyio.Event()
+        self._sleeps_until = math.inf
         self._is_running = False
 
     def start(self, tasks: TaskGroup) -> None:
@@ -186,7 +187,8 @@ class Renewals:
         if at < held.wakes_at:
             held.wakes_at = at
             heapq.heappush(self._moments, (at, next(self._ties), held))
-            self._wake.set()
+            if at < self._sleeps_until:
+                self._wake.set()
 
     def answered(self, held: Held, grant: Grant) -> None:
         """A direct call with its token was answered well."""
@@ -200,9 +202,9 @@ class Renewals:
             now = self._clock.now()
             self._look_around(now)
             self._start_due(now, tasks)
-            until = self._next_moment(now)
-            if until < math.inf:
-                await self._clock.wait(self._wake, until)
+            self._sleeps_until = self._next_moment(now)
+            if self._sleeps_until < math.inf:
+                await self._clock.wait(self._wake, self._sleeps_until)
             else:
                 await self._wake.wait()
 
