@@ -358,4 +358,8 @@ createInterface({ input: process.stdin })
       }
     });
   })
-  .on('close', () => queue.then(() => process.exit(0)));
+  .on('close', () => {
+    const leave = () => process.exit(0);
+    queue.then(leave);
+    setTimeout(leave, 2_000); // whatever the SDK is doing
+  });

@@ -1,0 +1,177 @@
+import assert from 'node:assert/strict';
+import { afterEach, test } from 'node:test';
+import { clocks, until } from './support.mjs';
+
+/** A SystemClock over two clocks and timers that the test moves: {wall, steady} in seconds. */
+function arranged() {
+  const time = { wall: 1_700_000_000, steady: 50 };
+  const timers = new Map(); // id -> {at, every, wake, delay}
+  const delays = [];
+  let ids = 0;
+  const add = (wake, delay, every) => {
+    delays.push(delay);
+    timers.set(++ids, { at: time.steady * 1000 + (delay > 2 ** 31 - 1 ? 1 : delay), every, wake });
+    return ids;
+  };
+  globalThis.performance.now = () => time.steady * 1000;
+  globalThis.Date.now = () => time.wall * 1000;
+  globalThis.setTimeout = (wake, delay) => add(wake, delay);
+  globalThis.setInterval = (wake, delay) => add(wake, delay, delay);
+  globalThis.clearTimeout = (id) => timers.delete(id);
+  globalThis.clearInterval = (id) => timers.delete(id);
+  /** Lets both clocks run, and the timers that become due. */
+  const run = (seconds) => {
+    const end = time.steady + seconds;
+    for (;;) {
+      const [id, next] = [...timers].sort(([, a], [, b]) => a.at - b.at)[0] ?? [];
+      if (!next || next.at > end * 1000) break;
+      time.wall += next.at / 1000 - time.steady;
+      time.steady = next.at / 1000;
+      if (next.every) next.at += next.every;
+      else timers.delete(id);
+      next.wake();
+    }
+    time.wall += end - time.steady;
+    time.steady = end;
+  };
+  return { clock: new clocks.SystemClock(), time, timers, delays, run };
+}
+
+const real = { now: performance.now, wall: Date.now, setTimeout, setInterval, clearTimeout, clearInterval };
+afterEach(() => {
+  globalThis.performance.now = real.now;
+  globalThis.Date.now = real.wall;
+  Object.assign(globalThis, {
+    setTimeout: real.setTimeout,
+    setInterval: real.setInterval,
+    clearTimeout: real.clearTimeout,
+    clearInterval: real.clearInterval,
+  });
+});
+
+test('a suspend counts, though the monotonic clock stood still', () => {
+  const { clock, time } = arranged();
+  const before = clock.now();
+
+  time.wall += 60;
+
+  assert.ok(Math.abs(clock.now() - before - 60) < 0.001);
+});
+
+test('a wall clock set back by an hour changes nothing, and a suspend after it still counts', () => {
+  const { clock, time } = arranged();
+  const before = clock.now();
+
+  time.wall -= 3_600;
+  assert.ok(Math.abs(clock.now() - before) < 0.001);
+  time.wall += 60;
+
+  assert.ok(Math.abs(clock.now() - before - 60) < 0.001);
+});
+
+test('a wall clock that is slewed back does not slow the clock down', () => {
+  const { clock, time } = arranged();
+  const before = clock.now();
+
+  for (let second = 0; second < 100; second++) {
+    time.steady += 1;
+    time.wall += 0.95;
+    clock.now();
+  }
+
+  assert.ok(Math.abs(clock.now() - before - 100) < 0.001);
+});
+
+test('the noise of reading two clocks does not add up', () => {
+  const { clock, time } = arranged();
+  const before = clock.now();
+
+  for (let look = 0; look < 10_000; look++) {
+    time.wall += look % 2 ? 0.001 : -0.001;
+    clock.now();
+  }
+
+  assert.ok(clock.now() - before < 0.01);
+});
+
+test('90 days are slept in slices that no runtime fires at once', () => {
+  const { clock, timers, delays, run } = arranged();
+  let woken = 0;
+  clock.at(clock.now() + 90 * 86_400, () => {
+    woken += 1;
+  });
+
+  assert.ok(Math.max(...delays) <= 2 ** 31 - 1);
+  run(89.9 * 86_400);
+  assert.equal(woken, 0);
+  run(0.1 * 86_400 + 1);
+
+  assert.equal(woken, 1);
+  assert.equal(timers.size, 0);
+});
+
+test('what became due during a suspend wakes within a second of the resume', () => {
+  const { clock, time, run } = arranged();
+  let woken = false;
+  clock.at(clock.now() + 20, () => {
+    woken = true;
+  });
+
+  time.wall += 3_600;
+  run(1);
+
+  assert.equal(woken, true);
+});
+
+test('a suspend that a look noticed first wakes the timers too', () => {
+  const { clock, time, run } = arranged();
+  let woken = false;
+  clock.at(clock.now() + 20, () => {
+    woken = true;
+  });
+
+  time.wall += 3_600;
+  clock.now();
+  run(1);
+
+  assert.equal(woken, true);
+});
+
+test('a timer that is early by a fraction does not wake early', () => {
+  const { clock, time, timers, run } = arranged();
+  let wokenAt = 0;
+  const due = clock.now() + 5;
+  clock.at(due, () => {
+    wokenAt = clock.now();
+  });
+
+  time.steady += 4.9995;
+  time.wall += 4.9995;
+  [...timers.values()].find(({ every }) => !every).wake();
+  assert.equal(wokenAt, 0);
+  run(0.01);
+
+  assert.ok(wokenAt >= due);
+});
+
+test('nothing is left when the last one is cancelled', () => {
+  const { clock, timers } = arranged();
+
+  const cancels = [5, 1e9, 0].map((seconds) => clock.at(clock.now() + seconds, () => {}));
+  for (const cancel of cancels) cancel();
+
+  assert.equal(timers.size, 0);
+});
+
+test('it also works with the timers that are really there', async () => {
+  const clock = new clocks.SystemClock();
+  const start = clock.now();
+  let wokenAt;
+
+  clock.at(start + 0.03, () => {
+    wokenAt = clock.now();
+  });
+  await until(() => wokenAt);
+
+  assert.ok(wokenAt >= start + 0.03);
+});
