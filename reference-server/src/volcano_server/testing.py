@@ -9,8 +9,8 @@
     async with server_in_process() as server:         # no port: an ASGI transport for httpx
         http = httpx.AsyncClient(transport=server.transport(), base_url=server.url)
 
-With `pytest_plugins = ["volcano_server.testing"]` in the top conftest.py a test asks for the
-fixture `volcano_server`: a server on a port, new for each test.
+With `from volcano_server.testing import volcano_server` in conftest.py a test asks for the fixture
+`volcano_server`: a server on a port, new for each test.
 """
 
 import threading
