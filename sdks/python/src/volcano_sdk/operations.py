@@ -353,7 +353,8 @@ def acquire_flow(
     attempt = Try(request, min(timeout, ttl - 1.0))
     first_sent_at: float | None = None
     unknown = False
-    for is_last in (False, True):
+    is_last = False
+    while True:
         outcome = yield attempt
         if first_sent_at is None:
             first_sent_at = outcome.sent_at
@@ -365,7 +366,7 @@ def acquire_flow(
             unknown = _is_unknown(outcome, error, so_far=unknown)
             if is_last or not (isinstance(outcome, Failure) or outcome.status == 503):
                 raise AcquireFailedError(error, unknown=unknown) from None
-    raise AssertionError("unreachable")
+        is_last = True
 
 
 def _is_unknown(outcome: Outcome, error: VolcanoError, *, so_far: bool) -> bool:
@@ -382,17 +383,20 @@ def release_flow(request: Request, *, tries: int) -> Generator[Try, Outcome, Non
     docs/semantics.md#exit.  A 409 to a second try counts as released: the first one did it.
     """
     attempt = Try(request, EXIT_TRY_SECONDS)
-    for number in range(1, tries + 1):
+    number = 0
+    while True:
         outcome = yield attempt
+        number += 1
         try:
             if isinstance(outcome, Failure):
                 raise outcome.error
-            return released(request, outcome)
+            released(request, outcome)
         except errors.ConflictError:
             if number == 1:
                 raise
-            return None
+            return
         except (TransportError, ServerError):
             if number == tries:
                 raise
-    return None
+        else:
+            return

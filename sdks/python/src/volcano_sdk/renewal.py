@@ -144,9 +144,8 @@ class Holding:
     def look(self, now: float) -> LockLostError | None:
         """The loss, if there is one by `now`.  Every question about the lock comes through here."""
         if self.live and now >= self.trust.stop_at:
-            self.lose("was not renewed in time", None)
-            if self.loss is not None:
-                self.loss.__cause__ = self._latest_failure
+            self.loss = self._lost("was not renewed in time", None)
+            self.loss.__cause__ = self._latest_failure
         return self.loss
 
     def lose(self, how: str, cause: VolcanoError | None) -> None:
