@@ -1,6 +1,8 @@
 """What is valid on the wire, and what goes out."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from volcano_server import wire
 from volcano_server.lease import Free, Granted, Held, Released
 from volcano_server.problems import LOCK_HELD, PERMISSION_DENIED, rate_limited
 
+TABLES = Path(__file__).parents[2] / "conformance" / "tables"
 UUID = "0b7c1f2e-5A0f-4c55-9d1d-3c1f6f0f2a11"
 
 
@@ -78,6 +81,34 @@ def test_a_key_is_refused_or_matches_the_grammar(segment: bytes) -> None:
         assert key.isascii()
         assert key[0].isalnum()
         assert all(each.isalnum() or each in "._:-" for each in key)
+
+
+def rows(table: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((TABLES / table).read_text(encoding="utf-8"))["rows"]
+    assert {True, False} == {row["valid"] for row in found}
+    return found
+
+
+@pytest.mark.parametrize("row", rows("keys.json"), ids=json.dumps)
+def test_the_keys_that_every_sdk_knows_are_the_servers(row: dict[str, Any]) -> None:
+    segment = str(row.get("raw", row.get("segment", row.get("key")))).encode()
+
+    if row["valid"]:
+        assert wire.parse_key(segment) == row["key"]
+    else:
+        with pytest.raises(wire.InvalidRequestError):
+            wire.parse_key(segment)
+
+
+@pytest.mark.parametrize("row", rows("ttls.json"), ids=json.dumps)
+def test_the_ttls_that_every_sdk_knows_are_the_servers(row: dict[str, Any]) -> None:
+    body = f'{{"ttl_seconds":{row["text"]}}}'.encode()
+
+    if row["valid"]:
+        assert wire.parse_ttl(body) == row["ttl"]
+    else:
+        with pytest.raises(wire.InvalidRequestError):
+            wire.parse_ttl(body)
 
 
 def test_a_lock_token_is_canonical() -> None:
