@@ -1,0 +1,288 @@
+"""The gate: where each request of an actor is parked until the script says what becomes of it.
+
+One port per actor.  A handler thread takes a request in, and sleeps until the playing thread has
+carried out a verdict: hand the server's (or a made-up) answer over, close the connection, or let
+it hang.  HTTP/1.0 towards the SDK: every connection carries one exchange, so a lost answer is
+never mistaken for a stale kept connection.
+"""
+
+import logging
+import re
+import socket
+import struct
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from pytest_httpserver.httpserver import HTTPServerBase
+from werkzeug import Request, Response
+from werkzeug.serving import ThreadedWSGIServer
+
+from conformance.target import Answer, Headers
+
+_LEASE_ROUTE = re.compile(r"/locks/([^/?]*)/lease")
+_LOCK_ROUTE = re.compile(r"/locks/([^/?]*)")
+_OPERATIONS = {"POST": "acquire", "PATCH": "renew", "DELETE": "release"}
+_LOCK_OPERATIONS = {"GET": "get", "DELETE": "force_release"}
+
+
+class Parked:
+    """One request that came and waits for its verdict."""
+
+    def __init__(self, request: Request) -> None:
+        self.method: str = request.method
+        self.path: str = request.environ["RAW_URI"]
+        self.headers: Headers = list(request.headers.items())
+        self.body: bytes = request.get_data()
+        self.json: Any = request.get_json(silent=True, force=True) if self.body else None
+        self._socket: socket.socket = request.environ["werkzeug.socket"]
+        self._answer: Answer | None = None
+        self._verdict = threading.Event()
+        self._carried_out = threading.Event()
+        self.hung = False
+
+    def header(self, name: str) -> str | None:
+        wanted = name.lower()
+        return next((value for key, value in self.headers if key.lower() == wanted), None)
+
+    def operation(self) -> str:
+        if match := _LEASE_ROUTE.fullmatch(self.path):
+            return _OPERATIONS.get(self.method, f"{self.method} {match[0]}")
+        if match := _LOCK_ROUTE.fullmatch(self.path):
+            return _LOCK_OPERATIONS.get(self.method, f"{self.method} {match[0]}")
+        if (self.method, self.path) == ("PATCH", "/lock-leases"):
+            return "renew_many"
+        return f"{self.method} {self.path}"
+
+    def seen(self) -> dict[str, Any]:
+        """For matching.  `token` in the canonical form; `headers` as they came, names lowered."""
+        seen: dict[str, Any] = {
+            "path": self.path,
+            "request_id": self.header("X-Volcano-Request-Id"),
+            "token": _canonical(self.header("X-Volcano-Lock-Token")),
+            "headers": {name.lower(): value for name, value in self.headers},
+            "body": self.json,
+        }
+        route = _LEASE_ROUTE.fullmatch(self.path) or _LOCK_ROUTE.fullmatch(self.path)
+        if route is not None:
+            seen["key"] = unquote_to_bytes(route[1]).decode("utf-8", "replace")
+        if isinstance(self.json, dict) and "ttl_seconds" in self.json:
+            seen["ttl"] = self.json["ttl_seconds"]
+        return {name: value for name, value in seen.items() if value is not None}
+
+    def __str__(self) -> str:
+        body = self.body.decode("utf-8", "replace")
+        return (
+            f"{self.method} {self.path} token={self.header('X-Volcano-Lock-Token')}"
+            f" request_id={self.header('X-Volcano-Request-Id')} {body}".rstrip()
+        )
+
+    def flaw(self, credential: str | None) -> str | None:
+        """What no SDK may send, whatever the script asks for."""
+        operation = self.operation()
+        token, request_id = self.header("X-Volcano-Lock-Token"), self.header("X-Volcano-Request-Id")
+        if request_id is None or _canonical(request_id) is None:
+            return "X-Volcano-Request-Id is not a UUID"
+        if self.header("Authorization") != (credential and f"Bearer {credential}"):
+            return "Authorization is not this client's service key"
+        if operation in ("acquire", "renew", "release"):
+            if _canonical(token) is None:
+                return "X-Volcano-Lock-Token is not a UUID of the form 8-4-4-4-12"
+        elif token is not None:
+            return f"{operation} carries a lock token"
+        if operation in ("acquire", "renew"):
+            if not isinstance(self.json, dict) or list(self.json) != ["ttl_seconds"]:
+                return 'the body is not {"ttl_seconds": n}'
+            if "application/json" not in (self.header("Content-Type") or ""):
+                return "Content-Type is not application/json"
+        elif operation != "renew_many" and self.body not in (b"", b"{}", b"null"):
+            return f"{operation} carries a body"
+        return None
+
+    # ------------------------------------------------------------ the playing thread's side
+
+    def answer(self, answer: Answer, patience: float) -> None:
+        """Hand an answer over; returns when it was written, or the SDK had gone away."""
+        self._answer = answer
+        self._decide(patience)
+
+    def lose(self, patience: float) -> None:
+        """Reset the connection without a word."""
+        self._decide(patience)
+
+    def decide_at_once(self, answer: Answer | None) -> None:
+        """As `answer` or `lose`, from the handler's own thread."""
+        self._answer = answer
+        self._verdict.set()
+
+    def hang(self) -> None:
+        """Never answered; the connection stays open until the SDK closes it."""
+        self.hung = True
+
+    def _decide(self, patience: float) -> None:
+        self._verdict.set()
+        self._carried_out.wait(patience)
+
+    def is_open(self) -> bool:
+        """The SDK still waits on it."""
+        if self._carried_out.is_set():
+            return False
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    # ------------------------------------------------------------ the handler thread's side
+
+    def response(self) -> Response:
+        self._verdict.wait()
+        if self._answer is None:
+            reset = struct.pack("ii", 1, 0)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            self._socket.shutdown(socket.SHUT_RDWR)
+            self._carried_out.set()
+            return Response(b"")
+        answer = self._answer
+        response = Response(self._written(answer.body), answer.status)
+        response.headers.clear()
+        for name, value in answer.headers:
+            if name.lower() not in ("content-length", "connection", "transfer-encoding"):
+                response.headers.add(name, value)
+        if answer.status != 204:
+            response.headers["Content-Length"] = str(len(answer.body))
+        response.call_on_close(self._carried_out.set)
+        return response
+
+    def _written(self, body: bytes) -> Iterator[bytes]:
+        yield body
+        self._carried_out.set()
+
+    def let_go(self) -> None:
+        """The scenario is over: end the handler thread."""
+        self._verdict.set()
+
+
+def _canonical(text: str | None) -> str | None:
+    if text is None:
+        return None
+    try:
+        parsed = str(uuid.UUID(text))
+    except ValueError:
+        return None
+    return parsed if text.lower() == parsed else None
+
+
+class _Server(ThreadedWSGIServer):
+    """Knows which connections were accepted and have not brought a request yet."""
+
+    def __init__(self, app: Any) -> None:
+        super().__init__("127.0.0.1", 0, app)
+        self.changed = threading.Condition()
+        self.arriving: set[Any] = set()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        del client_address
+        with self.changed:
+            self.arriving.add(request)
+        return True
+
+    def arrived(self, request: Any) -> None:
+        with self.changed:
+            self.arriving.discard(request)
+            self.changed.notify_all()
+
+    def shutdown_request(self, request: Any) -> None:
+        self.arrived(request)
+        super().shutdown_request(request)
+
+
+class Gate(HTTPServerBase):
+    def __init__(self) -> None:
+        super().__init__("127.0.0.1", 0, threaded=True)
+        # werkzeug prints a line per request unless it is told not to
+        logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
+        self._changed = threading.Condition()
+        self._waiting: list[Parked] = []  # came and not yet named by the script
+        self._open: list[Parked] = []  # of those and the named ones: what the SDK may wait on
+        self.outage: Callable[[Parked], None] | None = None
+        """While set: decides every request as it comes, and none is parked."""
+        self.server: _Server
+        self.start()
+
+    def start(self) -> None:
+        self.server = _Server(Request.application(self.application))
+        self.port = self.server.port
+        self.server_thread = threading.Thread(target=self.thread_target, daemon=True)
+        self.server_thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    def dispatch(self, request: Request) -> Response:
+        parked = Parked(request)
+        with self._changed:
+            self._open.append(parked)
+            outage = self.outage
+            if outage is None:
+                self._waiting.append(parked)
+            self._changed.notify_all()
+        if outage is not None:
+            outage(parked)
+        self.server.arrived(request.environ["werkzeug.socket"])
+        return parked.response()
+
+    def flush(self, seconds: float) -> None:
+        """Until every request that was sent before now has come, also one already given up.
+
+        Connections are accepted in their order, so ours comes last.
+        """
+        with socket.create_connection((self.host, self.port), seconds) as last:
+            last.sendall(b"HEAD /flush HTTP/1.0\r\n\r\n")
+            last.recv(1)
+        with self.server.changed:
+            self.server.changed.wait_for(lambda: not self.server.arriving, seconds)
+
+    def application(self, request: Request) -> Response:
+        if request.method == "HEAD" and request.path == "/flush":
+            return Response()
+        request.get_data()
+        return self.dispatch(request)  # the base keeps every exchange for ever in its log
+
+    def waiting(self) -> list[Parked]:
+        with self._changed:
+            return list(self._waiting)
+
+    def wait(self, seconds: float) -> None:
+        """Until a request comes, at most so long."""
+        with self._changed:
+            if not self._waiting:
+                self._changed.wait(seconds)
+
+    def take(self, parked: Parked) -> None:
+        """The script names it."""
+        with self._changed:
+            self._waiting.remove(parked)
+
+    def open_count(self) -> int:
+        """The exchanges on which the SDK still waits."""
+        with self._changed:
+            self._open = [parked for parked in self._open if parked.is_open()]
+            return len(self._open)
+
+    def clear(self) -> None:
+        """Forget a scenario."""
+        with self._changed:
+            for parked in self._open + self._waiting:
+                parked.let_go()
+            self._open, self._waiting, self.outage = [], [], None
+        super().clear()
+
+    def thread_target(self) -> None:
+        self.server.serve_forever(poll_interval=0.1)
+
+

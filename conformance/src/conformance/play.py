@@ -1,0 +1,494 @@
+"""Plays one scenario: one actor after the other does, sends, sleeps and sees what the script says.
+
+In virtual mode nothing waits: between two steps the actors are brought to rest (*settled*: each
+driver is quiet and has no request under way that its gate does not hold), so what is not there then
+will never come.  The only real timer is the patience that turns a hang into a failure.
+In real mode `advance` sleeps, against one schedule from the scenario's start.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar
+from urllib.parse import quote, quote_from_bytes
+
+from conformance.driver import Driver, DriverError, Unsupported
+from conformance.gate import Gate, Parked
+from conformance.match import Bindings, Mismatch, match
+from conformance.scenario import Actor, Scenario, Step
+from conformance.target import Answer, Headers, Target
+
+T = TypeVar("T")
+
+STILL = 0.15
+"""So long must everything be settled in vain, in seconds, before a wait is given up."""
+
+_ROUTES = {
+    "acquire": ("POST", "/locks/{}/lease"),
+    "renew": ("PATCH", "/locks/{}/lease"),
+    "release": ("DELETE", "/locks/{}/lease"),
+    "get": ("GET", "/locks/{}"),
+    "force_release": ("DELETE", "/locks/{}"),
+}
+
+
+class Mode(StrEnum):
+    VIRTUAL = "virtual"
+    REAL = "real"
+
+
+class Skip(Exception):
+    """It cannot be played here; the text is the reason."""
+
+
+@dataclass
+class Player:
+    """An actor on the stage: its driver process, its gate, and what the script has it remember."""
+
+    actor: Actor
+    driver: Driver
+    gate: Gate
+    credential: str | None
+    calls: int = 0
+    lock_call: str = ""  # of its last with_lock
+    lease_call: str = ""  # of its last acquire
+    crashed: bool = False
+    running: set[str] = field(default_factory=set)  # calls that have not ended
+
+    def new_call(self, name: str | None) -> str:
+        self.calls += 1
+        call = name or str(self.calls)
+        self.running.add(call)
+        return call
+
+
+class Play:
+    def __init__(
+        self,
+        scenario: Scenario,
+        target: Target,
+        cast: Callable[[Actor], Player],
+        mode: Mode = Mode.VIRTUAL,
+        patience: float = 5.0,
+    ) -> None:
+        self.scenario, self.target, self.mode, self.patience = scenario, target, mode, patience
+        self.conversation: list[str] = []
+        self.step: Step = {}
+        self.step_number = 0
+        self.is_over = False
+        """It was played to its end without a fault."""
+        self.bindings = Bindings()
+        self._cast = cast
+        self.players: dict[str, Player] = {}
+        self._callers: dict[str, str] = {}  # {"rival": its lock token}
+        self._now = 0.0
+        self._started = 0.0
+
+    def run(self) -> None:
+        """Raises Mismatch, DriverError, Skip or Unsupported."""
+        for actor in self.scenario.actors:
+            self._on_stage(actor)
+        self._started = time.monotonic()
+        for steps in self.scenario.rounds:
+            self.bindings = Bindings()
+            for self.step_number, self.step in enumerate(steps, 1):
+                self._play_step()
+        self.step = {}
+        self._check_that_all_is_over()
+        self.is_over = True
+
+    def say(self, line: str) -> None:
+        self.conversation.append(f"{self._now:9.3f} s  {line}")
+
+    def _on_stage(self, actor: Actor) -> None:
+        player = self._cast(actor)
+        self.players[actor.name] = player
+        player.driver.on_line = lambda way, line: self.say(
+            f"{actor.name} {way} {json.dumps(line, ensure_ascii=False)}"
+        )
+
+    # ------------------------------------------------------------ steps
+
+    def _play_step(self) -> None:
+        step, who = self.step, self.step["who"]
+        if who == "clock":
+            self._clock(step)
+        elif who not in self.players:
+            self._caller(step)
+        elif "does" in step:
+            self._does(self.players[who], step)
+        elif "sends" in step:
+            self._sends(self.players[who], step)
+        elif "sleeps" in step:
+            self._sleeps(self.players[who], step["sleeps"])
+        else:
+            self._sees(self.players[who], step)
+
+    def _does(self, player: Player, step: Step) -> None:
+        verb, given = step["does"], dict(step.get("with", {}))
+        if verb in ("crash", "exit"):
+            self._leaves(player, verb)
+        elif verb in ("outage", "outage_over"):
+            self._come_to_rest(player)  # what was sent before belongs to before
+            self._cut_off(player, given.get("then"))
+        elif verb == "block":
+            self._advance(given["seconds"], blocked=player)
+        elif verb == "wake":
+            if self.mode is Mode.VIRTUAL:
+                player.driver.command("advance", seconds=0)
+        elif verb == "finish":
+            player.driver.command("finish", call=step.get("call", player.lock_call), **given)
+        elif verb == "cancel":
+            player.driver.command("cancel", call=step.get("call") or _only(player.running))
+        elif verb == "look":
+            if self.mode is Mode.VIRTUAL and not self._is_blocked(player):
+                self._settle(player)
+            seen = player.driver.command("look", call=step.get("call", player.lock_call))
+            match(step["gets"], seen, self.bindings, "gets")
+        else:
+            self._call(player, verb, given, step.get("call"))
+
+    def _leaves(self, player: Player, verb: str) -> None:
+        self.say(f"{player.actor.name} {'is killed' if verb == 'crash' else 'reaches EOF'}")
+        player.crashed = True
+        if verb == "crash":
+            player.driver.crash()
+            return
+        try:
+            player.driver.end()
+        except DriverError as error:
+            raise Mismatch("exit", "the process to end by itself, with status 0", str(error)) from None
+
+    def _cut_off(self, player: Player, verdict: Any) -> None:
+        """From now on every request meets the verdict; None: that is over."""
+        self.say(f"{player.actor.name} is {f'cut off: {verdict}' if verdict else 'connected again'}")
+        player.gate.outage = verdict and (lambda parked: self._in_vain(player, parked, verdict))
+
+    def _in_vain(self, player: Player, parked: Parked, verdict: Any) -> None:
+        self.say(f"{player.actor.name} sends, in vain, {parked}")
+        if verdict == "hang":
+            parked.hang()
+        elif verdict == "lose_request":
+            parked.decide_at_once(None)
+        else:
+            parked.decide_at_once(made_up(verdict["answer"]))
+
+    def _call(self, player: Player, verb: str, given: dict[str, Any], name: str | None) -> None:
+        """with_lock, close or a direct call: started, not waited for."""
+        call = player.new_call(name)
+        given = self.bindings.fill(given)
+        if verb in ("renew", "release"):
+            lease = given.setdefault("lease", player.lease_call)
+            if isinstance(lease, dict):
+                given["lease"] = {**lease, "key": self._key(lease["key"])}
+        if "key" in given:
+            given["key"] = self._key(given["key"])
+        if verb == "with_lock":
+            player.lock_call = call
+        elif verb == "acquire":
+            player.lease_call = call
+        player.driver.command(verb, call=call, **given)
+
+    def _sends(self, player: Player, step: Step) -> None:
+        if step["sends"] == "nothing":
+            self._come_to_rest(player)
+            waiting = player.gate.waiting()
+            if waiting:
+                raise Mismatch("sends", "nothing", str(waiting[0]))
+            return
+        parked = self._await(
+            player,
+            f"a request: {step['sends']}",
+            lambda: self._named_request(player, step),
+            player.gate.wait,
+        )
+        player.gate.take(parked)
+        self.say(f"{player.actor.name} sends {parked}")
+        if flaw := parked.flaw(player.credential):
+            raise Mismatch("sends", "a request as the protocol has it", f"{parked}: {flaw}")
+        if parked.operation() != step["sends"]:
+            raise Mismatch("sends", step["sends"], str(parked))
+        match(self._wanted(step.get("with", {})), parked.seen(), self.bindings, "with")
+        self._carry_out(player, parked, step)
+
+    def _named_request(self, player: Player, step: Step) -> Parked | None:
+        waiting = player.gate.waiting()
+        if step.get("order") == "any":
+            for parked in waiting:
+                try:
+                    if parked.operation() == step["sends"]:
+                        wanted = self._wanted(step.get("with", {}))
+                        match(wanted, parked.seen(), self.bindings.copy())
+                        return parked
+                except Mismatch:
+                    continue
+            return None
+        return waiting[0] if waiting else None
+
+    def _carry_out(self, player: Player, parked: Parked, step: Step) -> None:
+        verdict = step.get("then", "deliver")
+        if verdict == "hang":
+            self.say("    it hangs")
+            parked.hang()
+            return
+        answer: Answer | None = None
+        if verdict in ("deliver", "lose_response"):
+            answer = self.target.send(parked.method, parked.path, parked.headers, parked.body)
+        elif isinstance(verdict, dict):
+            answer = made_up(self.bindings.fill(verdict["answer"]))
+        if answer is not None:
+            self.say(f"    the server answers {answer.status} {answer.body.decode('latin-1')}")
+            match(step.get("gets", {}), answer.seen(), self.bindings, "gets")
+        if answer is not None and verdict != "lose_response":
+            parked.answer(answer, self.patience)
+        else:
+            self.say(f"    {verdict}")
+            parked.lose(self.patience)
+
+    def _sleeps(self, player: Player, wanted: Any) -> None:
+        if self.mode is Mode.REAL:
+            return
+        self._settle(player)
+        seconds = player.driver.command("sleeping")["seconds"]
+        for asked in seconds:
+            try:
+                match(wanted, asked, self.bindings.copy())
+                return
+            except Mismatch:
+                continue
+        raise Mismatch("sleeps", wanted, seconds)
+
+    def _sees(self, player: Player, step: Step) -> None:
+        wanted_call = step.get("call")
+
+        def find() -> dict[str, Any] | None:
+            events = player.driver.events()
+            if wanted_call is not None:
+                events = [event for event in events if event["call"] == wanted_call]
+            return events[0] if events else None
+
+        event = self._await(
+            player, f"an event: {step['sees']}", find, player.driver.wait_for_event
+        )
+        player.driver.take(event)
+        if event["event"] in ("returned", "raised"):
+            player.running.discard(event["call"])
+        if event["event"] != step["sees"]:
+            raise Mismatch("sees", step["sees"], event)
+        match(self._wanted(step.get("with", {})), event, self.bindings, "with")
+
+    # ------------------------------------------------------------ callers
+
+    def _caller(self, step: Step) -> None:
+        repeat = step.get("repeat", {})
+        if "until" in repeat:
+            for _ in range(repeat["at_most"]):
+                answer = self._exchange(step)
+                try:
+                    match(repeat["until"], answer.seen(), self.bindings.copy())
+                except Mismatch:
+                    match(step.get("gets", {}), answer.seen(), self.bindings, "gets")
+                    continue
+                return
+            raise Mismatch("repeat", repeat["until"], f"not within {repeat['at_most']} times")
+        times = int(self.bindings.fill(repeat.get("times", 1)))
+        for _ in range(times):
+            answer = self._exchange(step)
+            seen = answer.seen()
+            match(step.get("gets", {"status": {"between": [200, 299]}}), seen, self.bindings, "gets")
+
+    def _exchange(self, step: Step) -> Answer:
+        method, path, headers, body = self._request_of(step)
+        answer = self.target.send(method, path, headers, body)
+        while answer.status == 429 and self._waits_for_quota(step):
+            time.sleep(float(answer.seen()["headers"].get("retry-after", "1")))
+            answer = self.target.send(method, path, headers, body)
+        shown = f"{method} {path} {body.decode('utf-8', 'replace')}".rstrip()
+        token = next((v for n, v in headers if n == "X-Volcano-Lock-Token"), None)
+        self.say(f"{step['who']} sends {shown} token={token}")
+        self.say(f"    the server answers {answer.status} {answer.body.decode('latin-1')}")
+        return answer
+
+    def _waits_for_quota(self, step: Step) -> bool:
+        """A lasting server's quota is not the subject of scenarios that do not name it."""
+        return self.mode is Mode.REAL and not self.scenario.alone and "429" not in str(step)
+
+    def _request_of(self, step: Step) -> tuple[str, str, Headers, bytes]:
+        given = self.bindings.fill(step.get("with", {}))
+        verb = step["does"]
+        if verb == "request":
+            method, path = given["method"], given["path"]
+        else:
+            method, path = _ROUTES[verb][0], _ROUTES[verb][1].format(self._segment(given["key"]))
+        credential = self.target.credentials[given.get("credential", "valid")]
+        headers: dict[str, Any] = {
+            "Authorization": credential and f"Bearer {credential}",
+            "X-Volcano-Request-Id": given.get("request_id", str(uuid.uuid4())),
+            "Content-Type": "application/json",
+        }
+        if verb in ("acquire", "renew", "release"):
+            own = self._callers.setdefault(step["who"], str(uuid.uuid4()))
+            headers["X-Volcano-Lock-Token"] = given.get("token", own)
+        headers |= given.get("headers", {})
+        body = b""
+        if "body_text" in given:
+            body = given["body_text"].encode()
+        elif "body" in given:
+            body = json.dumps(given["body"]).encode()
+        elif verb in ("acquire", "renew"):
+            body = json.dumps({"ttl_seconds": given["ttl"]}).encode()
+        return method, path, [(n, v) for n, v in headers.items() if v is not None], body
+
+    def _segment(self, key: Any) -> str:
+        """One path segment; `{"raw": "…"}` goes out as it is."""
+        if isinstance(key, dict):
+            return str(key["raw"])
+        return quote(self._key(key), safe="")
+
+    def _key(self, key: Any) -> Any:
+        """On a lasting server every run has keys of its own."""
+        plain = isinstance(key, str) and 0 < len(key) <= 64 and key.isascii() and key.isprintable()
+        own = plain and quote_from_bytes(key.encode(), safe=":") == key
+        return key + self.target.key_suffix if own else key
+
+    def _wanted(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(wanted.get("key"), str):
+            return {**wanted, "key": self._key(wanted["key"])}
+        return wanted
+
+    # ------------------------------------------------------------ time and rest
+
+    def _clock(self, step: Step) -> None:
+        given = step["with"]
+        if "until" not in given:
+            self._advance(given["seconds"], blocked=None)
+            return
+        player, started, count = self.players[given["until"]], self._now, 0
+        while not player.gate.waiting():
+            if self._now - started > given["seconds"]:
+                raise Mismatch(
+                    "until", f"a request of {player.actor.name} within {given['seconds']:g} s", "none"
+                )
+            count += 1
+            self._advance(given["step"], blocked=None)
+            if self.mode is Mode.VIRTUAL:
+                self._settle(player)
+        match(step["takes"], round(count * given["step"], 6), self.bindings, "takes")
+
+    def _advance(self, seconds: float, *, blocked: Player | None) -> None:
+        name = blocked.actor.name if blocked else "clock"
+        self.say(f"{name} {'stands still for' if blocked else '+'} {seconds:g} s")
+        if self.mode is Mode.REAL:
+            self._sleep(seconds, blocked)
+            return
+        players = [player for player in self.players.values() if not player.crashed]
+        for player in players:
+            self._settle(player)
+        self._now += seconds
+        if self.target.advance is not None:
+            self.target.advance(seconds)
+        for player in players:
+            if player is blocked:
+                player.driver.command("advance", seconds=seconds, blocked=True)
+            else:
+                player.driver.command("advance", seconds=seconds)
+
+    def _sleep(self, seconds: float, blocked: Player | None) -> None:
+        self._now += seconds
+        if blocked:
+            blocked.driver.pause()
+        time.sleep(max(0.0, self._started + self._now - time.monotonic()))
+        if blocked:
+            blocked.driver.resume()
+
+    def _is_blocked(self, player: Player) -> bool:
+        """Between `block` and the next step that lets its timers run."""
+        number = self.step_number - 2
+        steps = [step for step in self.scenario.steps[: number + 1] if step["who"] != "clock"]
+        return bool(steps) and steps[-1].get("does") == "block"
+
+    def _is_settled(self, player: Player) -> bool:
+        held = player.gate.open_count()
+        in_flight = player.driver.command("sleeping")["in_flight"]
+        return bool(in_flight == held == player.gate.open_count())
+
+    def _settle(self, player: Player) -> None:
+        give_up = time.monotonic() + self.patience
+        while not self._is_settled(player):
+            if time.monotonic() > give_up:
+                in_flight = player.driver.command("sleeping")["in_flight"]
+                raise Mismatch(
+                    player.actor.name,
+                    f"to come to rest with {player.gate.open_count()} requests under way",
+                    f"{in_flight} under way",
+                )
+            time.sleep(0.001)
+
+    def _come_to_rest(self, player: Player) -> None:
+        """Settled, and what was sent and given up within one `advance` has come too."""
+        if self.mode is Mode.VIRTUAL:
+            self._settle(player)
+        player.gate.flush(self.patience)
+
+    def _await(
+        self,
+        player: Player,
+        what: str,
+        find: Callable[[], T | None],
+        wait: Callable[[float], None],
+    ) -> T:
+        give_up = time.monotonic() + self.patience
+        settled_since: float | None = None
+        while True:
+            found = find()
+            if found is not None:
+                return found
+            now = time.monotonic()
+            still = settled_since is not None and now - settled_since > STILL
+            if still or now > give_up:
+                raise Mismatch("", what, self._instead(player))
+            if self.mode is Mode.VIRTUAL and self._is_settled(player):
+                settled_since = settled_since or now
+            else:
+                settled_since = None
+            wait(0.01)
+
+    def _instead(self, player: Player) -> str:
+        parked = [f"a request: {parked}" for parked in player.gate.waiting()]
+        events = [f"an event: {event}" for event in player.driver.events()]
+        return ", ".join(parked + events) or "nothing"
+
+    def _check_that_all_is_over(self) -> None:
+        for name, player in self.players.items():
+            if player.crashed:
+                continue
+            self._come_to_rest(player)
+            left = self._instead(player)
+            if left != "nothing":
+                raise Mismatch(f"{name}, at the end", "nothing more", left)
+
+
+def made_up(answer: dict[str, Any]) -> Answer:
+    """An answer that the script gives in the server's place."""
+    if "body_text" in answer:
+        body = answer["body_text"].encode()
+    elif "body" in answer:
+        body = json.dumps(answer["body"]).encode()
+    elif "code" in answer:
+        body = json.dumps({"error": "As the script has it.", "code": answer["code"]}).encode()
+    else:
+        body = b""
+    headers = {"Content-Type": "application/json", **answer.get("headers", {})}
+    return Answer(answer["status"], list(headers.items()), body)
+
+
+def _only(calls: set[str]) -> str:
+    if len(calls) != 1:
+        raise DriverError(f"the script must name the call: {sorted(calls)} are running")
+    return next(iter(calls))
+
+
+__all__ = ["Mode", "Play", "Player", "Skip", "Unsupported", "made_up"]

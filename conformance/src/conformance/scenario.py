@@ -1,0 +1,160 @@
+"""Scenarios and tables as they lie on disk: read, checked, ready to be played."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from conformance import HOME
+from conformance.driver import validator
+
+Step = dict[str, Any]
+
+DRIVER_CAPABILITIES = frozenset(
+    "with_lock direct_calls virtual_clock pushed_loss cancel close contention_is_a_value"
+    " wait renew_many events".split()
+)
+SERVER_CAPABILITIES = frozenset(["server_clock", "exact_quota", "quota", "unlimited"])
+
+
+class BadScenarioError(Exception):
+    """A file of the suite is wrong; the text names the file, the place and what is right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    name: str
+    credential: str = "valid"
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    name: str  # "renew/a_refused_renewal_is_a_loss": the path of its file, without the ending
+    title: str
+    rule: str
+    requires: frozenset[str]
+    actors: tuple[Actor, ...]
+    steps: tuple[Step, ...]
+    rounds: tuple[tuple[Step, ...], ...]
+    """The steps, once per row of its table; just once without one."""
+    alone: bool
+    real: bool
+
+    @property
+    def is_for_servers(self) -> bool:
+        """Callers only: it needs no SDK."""
+        return not self.actors
+
+    def seconds(self) -> float:
+        """How long it takes in real time."""
+        return sum(
+            float(step["with"]["seconds"])
+            for steps in self.rounds
+            for step in steps
+            if step.get("does") in ("advance", "block")
+        )
+
+    def credentials(self) -> set[str]:
+        """Whose kind of caller it needs, beside the ordinary one."""
+        named = {actor.credential for actor in self.actors}
+        named |= {step.get("with", {}).get("credential", "valid") for step in self.steps}
+        return named - {"valid", "none", "unknown"}
+
+
+def load_all(home: Path = HOME) -> list[Scenario]:
+    paths = sorted((home / "scenarios").glob("*/*.json"))
+    return [load(path, home) for path in paths]
+
+
+def load(path: Path, home: Path = HOME) -> Scenario:
+    data = read_json(path)
+    complain_of(data, path)
+    actors = tuple(
+        Actor(name=actor) if isinstance(actor, str) else Actor(**actor)
+        for actor in data.get("actors", [])
+    )
+    steps: tuple[Step, ...] = tuple(data["steps"])
+    rows = _rows(data["for_each"], home, path) if "for_each" in data else [{}]
+    return Scenario(
+        name=f"{path.parent.name}/{path.stem}",
+        title=data["title"],
+        rule=data["rule"],
+        requires=frozenset(data.get("requires", [])),
+        actors=actors,
+        steps=steps,
+        rounds=tuple(tuple(_with_row(step, row) for step in steps) for row in rows),
+        alone=data.get("alone", False),
+        real=data.get("real", False),
+    )
+
+
+def complain_of(data: Any, path: Path) -> None:
+    """Raises BadScenarioError with the first thing that the schema does not allow."""
+    errors = sorted(validator("scenario.schema.json").iter_errors(data), key=lambda e: e.path)
+    if errors:
+        error = errors[0]
+        while error.context:  # of a step that fits no kind: the kind that it comes nearest to
+            error = max(error.context, key=lambda e: len(e.absolute_path))
+        place = "".join(f"[{part!r}]" for part in error.absolute_path)
+        raise BadScenarioError(f"{path.name}{place}: {error.message}")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadScenarioError(f"{path.name} is not JSON: {error}") from None
+
+
+def chosen(scenarios: Sequence[Scenario], globs: Sequence[str]) -> list[Scenario]:
+    """Those whose name, or its last part, fits one of the globs; all of them without globs."""
+    return [
+        scenario
+        for scenario in scenarios
+        if not globs
+        or any(
+            fnmatch(scenario.name, glob.removesuffix(".json"))
+            or fnmatch(scenario.name.split("/")[1], glob.removesuffix(".json"))
+            for glob in globs
+        )
+    ]
+
+
+def _rows(source: dict[str, Any], home: Path, path: Path) -> list[dict[str, Any]]:
+    table = home / "tables" / f"{source['table']}.json"
+    if not table.exists():
+        raise BadScenarioError(f"{path.name}: there is no table {table.name}")
+    rows: list[dict[str, Any]] = [
+        row
+        for row in read_json(table)["rows"]
+        if all(row.get(name) == value for name, value in source.get("where", {}).items())
+        and all(name in row for name in source.get("having", []))
+    ]
+    if not rows:
+        raise BadScenarioError(f"{path.name}: no row of {table.name} is like {source}")
+    return rows
+
+
+def _with_row(value: Any, row: dict[str, Any]) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_row(item, row) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_with_row(item, row) for item in value]
+    if isinstance(value, str) and value.startswith("$row."):
+        return row[value.removeprefix("$row.")]
+    return value
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """Every text in it, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from strings_in(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from strings_in(item)
