@@ -10,7 +10,7 @@ module Volcano
   # so that a suspend shows (and a wall clock set forward costs a lease, never a lock).
   #
   # All timers of one clock share one thread, which is started by the first and gone a moment after the
-  # last. Tests and the conformance driver put a clock with the same two methods in its place.
+  # last. Tests and the conformance driver put a clock with the same three methods in its place.
   # @api private
   class SystemClock
     # The timers' thread looks at the clock this often: its waiting stands still while the host sleeps.
@@ -61,6 +61,11 @@ module Volcano
       monotonic = self.monotonic
       @behind = [@behind, wall - monotonic - @wall_offset].max
       monotonic + @behind
+    end
+
+    # Is it that late?
+    def reached?(moment)
+      now >= moment
     end
 
     # Runs the action at that moment, soon when it has passed, on the timers' thread: it must be short.

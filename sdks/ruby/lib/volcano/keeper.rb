@@ -28,7 +28,8 @@ module Volcano
       include Discreet
 
       attr_reader :holding, :first_lease, :was_late, :changed, :calls
-      attr_accessor :stop_timer, :due_timer, :renewing, :announced
+      # request: of the due renewal, from its first try to its success.
+      attr_accessor :stop_timer, :due_timer, :request, :renewing, :announced
 
       def initialize(holding, now, mine)
         @holding = holding
@@ -340,7 +341,7 @@ module Volcano
       return unless held?(kept)
 
       holding = kept.holding
-      request = @request.call(holding.lease, holding.ttl)
+      request = kept.request ||= @request.call(holding.lease, holding.ttl)
       attempt = holding.renewal(request, @clock.now, @timeout)
       (@kept.fetch(kept.lease_key, []) - [kept]).each do |other|
         other.holding.sent(@clock.now, holding.ttl)
@@ -355,6 +356,7 @@ module Volcano
       if request
         outcome ||= Operations::Failure.new(sent_at: @clock.now, error: Error::TransportError.new("renew was interrupted"), reached: true)
         kept.holding.renewed(request, outcome, now: @clock.now, jitter: jitter)
+        kept.request = nil if kept.holding.schedule.failures.zero?
         kept.changed.broadcast
       end
       settle(kept)

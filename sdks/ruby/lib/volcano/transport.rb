@@ -181,7 +181,14 @@ module Volcano
 
       # May the request still be sent on it? What can be read from an idle connection is its end.
       def stale?(now)
-        !open? || idle?(now) || !@io.wait_readable(0).nil?
+        !open? || idle?(now) || readable?
+      end
+
+      # Did the server say something, or close the connection?
+      def readable?
+        !IO.select([@io], nil, nil, 0).nil?
+      rescue SystemCallError, IOError
+        true # closed meanwhile
       end
 
       def idle?(now)
@@ -259,7 +266,7 @@ module Volcano
       BODY_BYTES = 65_536
 
       # seconds: how long it may take, as was asked last; deadline: until when.
-      attr_reader :try, :seconds, :deadline
+      attr_reader :try, :seconds, :deadline, :thread
       attr_accessor :lane
 
       def initialize(try, transport:, clock:, patience:)
@@ -267,17 +274,19 @@ module Volcano
         @transport = transport
         @clock = clock
         @patience = patience
+        @thread = Thread.current
         @began_at = clock.now
         @seconds = try.timeout
         @deadline = @began_at + @seconds
         @sent_at = nil
         @waiting = false
         @aborted = false
+        @hurried = false
       end
 
-      # Was the request sent, and is nothing of the answer there?
-      def waiting?
-        @waiting
+      # Is it up to the server or the clock how it goes on?
+      def at_rest?
+        @waiting && !@aborted && !interrupted? && !@lane.readable? && !@clock.reached?(@deadline)
       end
 
       def seconds_left
@@ -322,19 +331,22 @@ module Volcano
         @lane&.abort
       end
 
-      def aborted?
-        @aborted
-      end
-
       private
 
       def over?
-        if @patience && Thread.pending_interrupt?
-          @seconds = @patience if @clock.now + @patience < @deadline
-          @deadline = [@deadline, @clock.now + @patience].min
-          @patience = nil
-        end
-        @aborted || @clock.now >= @deadline
+        hurry if interrupted?
+        @aborted || @clock.reached?(@deadline)
+      end
+
+      # Does somebody interrupt the caller, unnoticed so far?
+      def interrupted?
+        @patience && !@hurried && @thread.pending_interrupt?
+      end
+
+      def hurry
+        @hurried = true
+        until_then = @clock.now + @patience
+        @seconds, @deadline = @patience, until_then if until_then < @deadline
       end
 
       def append(body, part)
@@ -344,9 +356,9 @@ module Volcano
       end
 
       def why(error)
-        return "given up" if @aborted
+        return "none within #{(@deadline - @began_at).round(3)} s" if @clock.reached?(@deadline)
 
-        @clock.now >= @deadline ? "none within #{(@deadline - @began_at).round(3)} s" : error.message
+        @aborted ? "given up" : error.message
       end
     end
   end
