@@ -35,6 +35,10 @@ _ROUTES = {
 }
 
 
+_BY_HAND = {"fencing_token": 1, "expires_at": "2030-01-01T00:00:00.000Z"}
+"""What a lease that is built by hand has where the script does not say."""
+
+
 class Mode(StrEnum):
     VIRTUAL = "virtual"
     REAL = "real"
@@ -142,6 +146,7 @@ class Play:
         elif verb == "finish":
             player.driver.command("finish", call=step.get("call", player.lock_call), **given)
         elif verb == "cancel":
+            self._come_to_rest(player)  # in mid-flight, not before
             player.driver.command("cancel", call=step.get("call") or _only(player.running))
         elif verb == "look":
             if self.mode is Mode.VIRTUAL and not self._is_blocked(player):
@@ -183,7 +188,7 @@ class Play:
         if verb in ("renew", "release"):
             lease = given.setdefault("lease", player.lease_call)
             if isinstance(lease, dict):
-                given["lease"] = {**lease, "key": self._key(lease["key"])}
+                given["lease"] = {**_BY_HAND, **lease, "key": self._key(lease["key"])}
         if "key" in given:
             given["key"] = self._key(given["key"])
         if verb == "with_lock":
