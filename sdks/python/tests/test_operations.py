@@ -57,7 +57,9 @@ def no_answer(*, reached: bool, sent_at: float = 10.0) -> Failure:
 # --- arguments
 
 
-@pytest.mark.parametrize("row", rows("keys", having="key"), ids=lambda row: repr(row.get("key"))[:30])
+@pytest.mark.parametrize(
+    "row", rows("keys", having="key"), ids=lambda row: repr(row.get("key"))[:30]
+)
 def test_a_key_is_taken_or_refused_as_the_table_says(row: dict[str, Any]) -> None:
     if row["valid"]:
         request = operations.get(
