@@ -9,33 +9,26 @@ shared: each lane is an httpx transport of its own.  Nothing is sent twice and n
 """
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import anyio
-import httpx
+import httpcore
 from anyio.abc import TaskGroup
 
 from volcano_sdk.async_clock import AsyncClock
-from volcano_sdk.errors import TransportError
-from volcano_sdk.operations import EXIT_TRY_SECONDS, Answer, Failure, Outcome, Request, Try
+from volcano_sdk.endpoint import (
+    IDLE_LANES,
+    LARGEST_ANSWER,
+    TIME_IS_OVER,
+    Endpoint,
+    failure,
+    lower,
+)
+from volcano_sdk.operations import EXIT_TRY_SECONDS, Answer, Failure, Outcome, Try
 from volcano_sdk.settings import Settings
 
-_IDLE_LANES = 32
-_KEEP_ALIVE = 60.0
-"""Seconds; shorter than what servers grant, so that we close a connection before they do."""
-_LIMITS = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=_KEEP_ALIVE)
-_NEVER_CONNECTED = {
-    "ConnectError",
-    "ConnectTimeout",
-    "PoolTimeout",
-    "ProxyError",
-    "UnsupportedProtocol",
-}
-_LARGEST_ANSWER = 1 << 20
-_HEADERS = {"Accept": "application/json", "User-Agent": "volcano-sdk-python"}
-_TIME_IS_OVER = "the time for an answer was over"
-_FIRST_BYTES = "http11.send_request_headers.started"
+_NEVER_CONNECTED = {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError"}
 
 
 class AsyncTransport(Protocol):
@@ -52,31 +45,29 @@ class AsyncTransport(Protocol):
 
 
 class Lanes:
-    """The connections to one server; the requests in flight are as many as its users send."""
+    """The connections to one server, as many as there are exchanges at a time."""
 
     def __init__(self, settings: Settings, clock: AsyncClock) -> None:
         self._settings = settings
         self._clock = clock
-        self._has_tls = any(
-            url is not None and url.startswith("https:")
-            for url in (settings.api_url, settings.proxy)
-        )
-        self._ssl_context: ssl.SSLContext | None = None
+        self._endpoint = Endpoint(settings)
         self._idle: list[_Lane] = []
 
     async def exchange(self, attempt: Try, *, sent_at: float) -> Outcome:
-        lane = self._idle.pop() if self._idle else self._open()
-        done = False
+        lane = self._idle.pop() if self._idle else _Lane(self._endpoint)
+        is_good = False
         try:
             with self._clock.move_on_at(sent_at + attempt.timeout):
-                status, headers, body = await lane.send(self._url(attempt), attempt.request)
-                done = True
-                return Answer(sent_at, status, headers, body)
-            return _failure(self._settings, attempt, sent_at, _TIME_IS_OVER, reached=lane.reached)
-        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
-            return _failure(self._settings, attempt, sent_at, _named(error), reached=lane.reached)
+                answer = await lane.send(attempt, sent_at)
+                is_good = True
+                return answer
+            return self._failure(attempt, sent_at, TIME_IS_OVER, reached=lane.reached)
+        except httpcore.ProxyError as error:
+            return self._failure(attempt, sent_at, f"the proxy refused: {error}", reached=False)
+        except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
+            return self._failure(attempt, sent_at, str(error), reached=lane.reached)
         finally:
-            if done and len(self._idle) < _IDLE_LANES:
+            if is_good and len(self._idle) < IDLE_LANES:
                 self._idle.append(lane)
             else:
                 await lane.close()
@@ -88,57 +79,91 @@ class Lanes:
         while self._idle:
             await self._idle.pop().close()
 
-    def _url(self, attempt: Try) -> str:
-        return self._settings.api_url + attempt.request.path
-
-    def _open(self) -> "_Lane":
-        if self._has_tls and self._ssl_context is None:
-            self._ssl_context = httpx.create_ssl_context()
-        return _Lane(self._ssl_context, self._settings.proxy)
+    def _failure(self, attempt: Try, sent_at: float, what: str, *, reached: bool) -> Failure:
+        return failure(self._settings, attempt, sent_at, what, reached=reached)
 
 
-class _Lane:
+class _Lane(httpcore.AsyncNetworkBackend):
     """One connection, kept open between exchanges; a stale one is replaced before anything is sent.
 
-    `reached`: bytes of the present exchange may have gone out.
+    It is the pool's network too, since a pool that is cancelled in the middle of a TLS handshake
+    forgets the socket.  `reached`: bytes of the present exchange may have gone out.
     """
 
-    def __init__(self, ssl_context: ssl.SSLContext | None, proxy: str | None) -> None:
-        self._http = httpx.AsyncHTTPTransport(
-            verify=False if ssl_context is None else ssl_context,
-            trust_env=False,
-            limits=_LIMITS,
-            proxy=proxy,
-        )
-        self._extensions = {"trace": self._trace}
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._pool = httpcore.AsyncConnectionPool(network_backend=self, **endpoint.pool_options())
+        self._network = httpcore.AnyIOBackend()
+        self._stream: httpcore.AsyncNetworkStream | None = None
         self.reached = False
 
-    async def send(self, url: str, request: Request) -> tuple[int, Mapping[str, str], bytes]:
+    async def send(self, attempt: Try, sent_at: float) -> Answer:
+        """Raises httpcore's errors."""
         self.reached = False
-        response = await self._http.handle_async_request(
-            httpx.Request(
+        request = attempt.request
+        response = await self._pool.handle_async_request(
+            httpcore.Request(
                 request.method,
-                url,
-                headers={**_HEADERS, **request.headers},
+                self._endpoint.url(request),
+                headers=self._endpoint.headers(request),
                 content=request.body,
-                extensions=self._extensions,
             )
         )
         body = b""
-        async for part in response.aiter_raw():
-            body += part
-            if len(body) > _LARGEST_ANSWER:
-                raise httpx.RemoteProtocolError("the answer is over 1 MiB")
-        return response.status_code, _lower(response.headers), body
+        with anyio.CancelScope() as reading:  # leaving the loop early would strand its generators
+            async for part in response.aiter_stream():
+                body += part
+                if len(body) > LARGEST_ANSWER:
+                    reading.cancel()
+        if reading.cancel_called:
+            raise httpcore.RemoteProtocolError("the answer is over 1 MiB")
+        await response.aclose()
+        return Answer(sent_at, response.status, lower(response.headers), body)
 
     async def close(self) -> None:
-        """Close the socket, whatever state the connection is in and whoever is being cancelled."""
+        """Close the socket, whatever state the pool is in and whoever is being cancelled."""
         with anyio.CancelScope(shield=True):
-            await self._http.aclose()
+            await self._pool.aclose()
+            if self._stream is not None:
+                await self._stream.aclose()
 
-    async def _trace(self, event: str, _info: Mapping[str, Any]) -> None:
-        if event == _FIRST_BYTES:
-            self.reached = True
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109  the seam's own
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """What the pool asks for; never while it has another connection."""
+        self._stream = await self._network.connect_tcp(
+            host, port, timeout, local_address, socket_options
+        )
+        return _Stream(self, self._stream)
+
+
+class _Stream(httpcore.AsyncNetworkStream):
+    """The lane's connection, which tells the lane when bytes of a request go out."""
+
+    def __init__(self, lane: _Lane, stream: httpcore.AsyncNetworkStream) -> None:
+        self._lane = lane
+        self._stream = stream
+        self.read = stream.read  # type: ignore[method-assign]
+        self.aclose = stream.aclose  # type: ignore[method-assign]
+        self.get_extra_info = stream.get_extra_info  # type: ignore[method-assign]
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        self._lane.reached = True
+        await self._stream.write(buffer, timeout)
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> httpcore.AsyncNetworkStream:
+        secure = await self._stream.start_tls(ssl_context, server_hostname, timeout)
+        return _Stream(self._lane, secure)
 
 
 class InjectedTransport:
@@ -159,7 +184,7 @@ class InjectedTransport:
         self._tasks = tasks
 
     async def exchange(self, attempt: Try, *, sent_at: float) -> Outcome:
-        outcome: Outcome = _failure(self._settings, attempt, sent_at, _TIME_IS_OVER, reached=True)
+        outcome: Outcome = failure(self._settings, attempt, sent_at, TIME_IS_OVER, reached=True)
         ended = anyio.Event()
 
         async def send() -> None:
@@ -199,32 +224,10 @@ class InjectedTransport:
                 follow_redirects=False,
                 auth=None,
             )
-            return Answer(sent_at, response.status_code, _lower(response.headers), response.content)
-        except Exception as error:  # noqa: BLE001  its errors are of a library we do not know
-            reached = type(error).__name__ not in _NEVER_CONNECTED
-            return _failure(self._settings, attempt, sent_at, _named(error), reached=reached)
-
-
-def _failure(
-    settings: Settings, attempt: Try, sent_at: float, what: str, *, reached: bool
-) -> Failure:
-    through = ""
-    if settings.proxy_name is not None:
-        through = (
-            f" through the proxy {settings.proxy_name}, which the environment names"
-            " (trust_env=False ignores it)"
-        )
-    verb = "got no answer from" if reached else "could not reach"
-    error = TransportError(
-        f"{attempt.request.operation} {verb} {settings.api_url}{through}: {what}",
-        request_id=attempt.request.request_id,
-    )
-    return Failure(sent_at, error, reached)
-
-
-def _lower(headers: Mapping[str, str]) -> Mapping[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
-
-
-def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        except Exception as error:  # noqa: BLE001  of a library that we do not know
+            names = {ancestor.__name__ for ancestor in type(error).__mro__}
+            reached = not names & _NEVER_CONNECTED
+            what = f"{type(error).__name__}: {error}"
+            return failure(self._settings, attempt, sent_at, what, reached=reached)
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        return Answer(sent_at, response.status_code, headers, response.content)

@@ -1,0 +1,483 @@
+"""Real sockets: pytest-httpserver where HTTP is spoken well, a bare socket where it is not."""
+
+import json
+import socket
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from async_stage import EXPIRES_AT
+from pytest_httpserver import HTTPServer
+from werkzeug import Request, Response
+
+from volcano_sdk.async_client import AsyncVolcanoClient
+from volcano_sdk.async_clock import AsyncSystemClock
+from volcano_sdk.async_transport import InjectedTransport, Lanes
+from volcano_sdk.errors import (
+    ConflictError,
+    ServerError,
+    TransportError,
+    ValidationError,
+    VolcanoError,
+)
+from volcano_sdk.operations import Answer, Failure, Outcome, Try, get
+from volcano_sdk.settings import Settings
+
+pytestmark = pytest.mark.anyio
+KEY = "sk-test"
+REQUEST_ID = "0d9c2f0e-6f9b-4b7a-9f0e-2a7f3c1b5d11"
+GRANT = {"expires_at": EXPIRES_AT, "fencing_token": 2**53 - 1}
+FREE = b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n" + b'{"held":false}'
+
+
+def client_of(url: str, **options: Any) -> AsyncVolcanoClient:
+    return AsyncVolcanoClient(api_url=url, service_key=KEY, trust_env=False, **options)
+
+
+def url_of(server: HTTPServer) -> str:
+    return server.url_for("").rstrip("/")
+
+
+def attempt(timeout: float = 5.0, key: str = "k") -> Try:
+    return Try(get(key, request_id=REQUEST_ID, service_key=KEY), timeout)
+
+
+class SocketServer:
+    """Accepts connections and treats each as its script says, one function a connection."""
+
+    def __init__(self, *scripts: Callable[[socket.socket], None]) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.accepted = 0
+        self.release = threading.Event()
+        self._thread = threading.Thread(target=self._serve, args=(scripts,), daemon=True)
+        self._thread.start()
+
+    def _serve(self, scripts: tuple[Callable[[socket.socket], None], ...]) -> None:
+        for script in scripts:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.accepted += 1
+            with connection:
+                script(connection)
+
+    def close(self) -> None:
+        self.release.set()
+        self._listener.close()
+
+
+@contextmanager
+def serving(*scripts: Callable[[socket.socket], None]) -> Iterator[SocketServer]:
+    server = SocketServer(*scripts)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def answers(*responses: bytes) -> Callable[[socket.socket], None]:
+    """Answers that many requests, then closes the connection."""
+
+    def script(connection: socket.socket) -> None:
+        for response in responses:
+            if not connection.recv(65536):
+                return
+            connection.sendall(response)
+
+    return script
+
+
+def hangs(connection: socket.socket) -> None:
+    """Never answers; ends when the client closes the connection."""
+    while connection.recv(65536):
+        pass
+
+
+async def test_what_goes_over_the_wire(httpserver: HTTPServer) -> None:
+    seen: list[Request] = []
+
+    def handle(request: Request) -> Response:
+        seen.append(request)
+        if request.method in {"POST", "PATCH"}:
+            status = 201 if request.method == "POST" else 200
+            return Response(json.dumps(GRANT), status, content_type="application/json")
+        if request.method == "GET":
+            return Response('{"held":false}', 200, content_type="application/json")
+        return Response("", 204)
+
+    httpserver.expect_request("/base/locks/A-1_2:b.c/lease").respond_with_handler(handle)
+    httpserver.expect_request("/base/locks/A-1_2:b.c").respond_with_handler(handle)
+
+    async with client_of(httpserver.url_for("/base/")) as client:
+        lease = await client.locks.acquire("A-1_2:b.c", ttl=30)
+        await client.locks.renew("A-1_2:b.c", lease, ttl=31)
+        await client.locks.release("A-1_2:b.c", lease)
+        await client.locks.get("A-1_2:b.c")
+        await client.locks.force_release("A-1_2:b.c")
+
+    assert lease.fencing_token == 2**53 - 1
+    assert [request.method for request in seen] == ["POST", "PATCH", "DELETE", "GET", "DELETE"]
+    for request in seen:
+        assert "A-1_2%3Ab.c" in request.environ["RAW_URI"]
+        assert request.headers["Authorization"] == f"Bearer {KEY}"
+        assert request.headers["Content-Type"] == "application/json"
+        assert len(request.headers["X-Volcano-Request-Id"]) == 36
+        assert request.headers["User-Agent"].startswith("volcano-sdk-python")
+    assert [request.headers.get("X-Volcano-Lock-Token") for request in seen] == (
+        [lease.token] * 3 + [None] * 2
+    )
+    assert [request.data for request in seen[:3]] == [
+        b'{"ttl_seconds":30}',
+        b'{"ttl_seconds":31}',
+        b"",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error"),
+    [
+        (400, "invalid_request", ValidationError),
+        (409, "lock_ownership_lost", ConflictError),
+        (503, "lock_service_unavailable", ServerError),
+        (307, "", VolcanoError),
+    ],
+)
+async def test_an_error_answer_becomes_its_error(
+    httpserver: HTTPServer, status: int, code: str, error: type[VolcanoError]
+) -> None:
+    httpserver.expect_request("/locks/k").respond_with_json(
+        {"error": "A sentence.", "code": code}, status, {"Location": "/elsewhere"}
+    )
+
+    async with client_of(url_of(httpserver)) as client:
+        with pytest.raises(error, match=r"A sentence\.") as caught:
+            await client.locks.get("k", request_id=REQUEST_ID)
+
+    assert type(caught.value) is error
+    assert (caught.value.status, caught.value.code) == (status, code)
+    assert caught.value.request_id == REQUEST_ID
+    assert len(httpserver.log) == 1
+
+
+async def test_one_connection_serves_one_call_after_the_other() -> None:
+    with serving(answers(FREE, FREE, FREE)) as server:
+        async with client_of(server.url) as client:
+            for _ in range(3):
+                assert not (await client.locks.get("k")).held
+
+        assert server.accepted == 1
+
+
+async def test_a_kept_connection_that_the_server_closed_is_replaced_unseen() -> None:
+    with serving(answers(FREE), answers(FREE)) as server:
+        async with client_of(server.url) as client:
+            assert not (await client.locks.get("k")).held
+            await _until_closed_by_peer(client)
+            assert not (await client.locks.get("k")).held
+
+        assert server.accepted == 2
+
+
+async def _until_closed_by_peer(client: AsyncVolcanoClient) -> None:
+    """A bounded wait for the FIN of the idle lane's connection."""
+    [lane] = client._transports[0]._idle  # type: ignore[attr-defined]
+    with anyio.fail_after(5):
+        while any(not connection.has_expired() for connection in lane._pool.connections):
+            await anyio.sleep(0.001)
+
+
+async def test_a_connection_that_fails_after_the_send_is_never_sent_again() -> None:
+    with serving(answers(FREE, b"")) as server:
+        lanes = Lanes(Settings(server.url), AsyncSystemClock())
+        now = AsyncSystemClock().now()
+        assert isinstance(await lanes.exchange(attempt(), sent_at=now), Answer)
+        outcome = await lanes.exchange(attempt(), sent_at=now)
+        await lanes.aclose()
+
+    assert isinstance(outcome, Failure)
+    assert outcome.reached
+    assert outcome.sent_at == now
+    assert "got no answer" in str(outcome.error)
+    assert server.accepted == 1
+    assert lanes._idle == []
+
+
+async def test_a_refused_connection_reached_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    lanes = Lanes(Settings(url), AsyncSystemClock())
+
+    outcome = await lanes.exchange(attempt(), sent_at=AsyncSystemClock().now())
+
+    assert isinstance(outcome, Failure)
+    assert not outcome.reached
+    assert f"could not reach {url}" in str(outcome.error)
+
+
+async def test_a_try_that_takes_too_long_closes_its_connection() -> None:
+    closed = threading.Event()
+
+    def script(connection: socket.socket) -> None:
+        hangs(connection)
+        closed.set()
+
+    with serving(script, answers(FREE)) as server:
+        lanes = Lanes(Settings(server.url), AsyncSystemClock())
+        outcome = await lanes.exchange(attempt(0.05), sent_at=AsyncSystemClock().now())
+        again = await lanes.exchange(attempt(), sent_at=AsyncSystemClock().now())
+        assert closed.wait(5)
+        await lanes.aclose()
+
+    assert isinstance(outcome, Failure)
+    assert outcome.reached
+    assert "the time for an answer was over" in str(outcome.error)
+    assert isinstance(again, Answer)
+
+
+async def test_a_server_that_dribbles_does_not_extend_a_try() -> None:
+    def script(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+        try:
+            while not server.release.wait(0.01):
+                connection.sendall(b" ")
+        except OSError:
+            pass
+
+    with serving(script) as server:
+        lanes = Lanes(Settings(server.url), AsyncSystemClock())
+        with anyio.fail_after(5):
+            outcome = await lanes.exchange(attempt(0.1), sent_at=AsyncSystemClock().now())
+
+    assert isinstance(outcome, Failure)
+
+
+async def test_an_answer_without_end_is_not_read() -> None:
+    def script(connection: socket.socket) -> None:
+        connection.recv(65536)
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: 9999999\r\n\r\n"
+        try:
+            connection.sendall(head + b" " * 3_000_000)
+        except OSError:
+            pass
+
+    with serving(script) as server:
+        lanes = Lanes(Settings(server.url), AsyncSystemClock())
+        outcome = await lanes.exchange(attempt(), sent_at=AsyncSystemClock().now())
+
+    assert isinstance(outcome, Failure)
+    assert "over 1 MiB" in str(outcome.error)
+
+
+async def test_what_is_no_http_is_a_failure() -> None:
+    with serving(answers(b"hello\r\n\r\n")) as server:
+        lanes = Lanes(Settings(server.url), AsyncSystemClock())
+        outcome = await lanes.exchange(attempt(), sent_at=AsyncSystemClock().now())
+
+    assert isinstance(outcome, Failure)
+    assert outcome.reached
+
+
+async def test_a_cancelled_call_closes_its_connection_and_harms_no_other() -> None:
+    closed = threading.Event()
+
+    def script(connection: socket.socket) -> None:
+        hangs(connection)
+        closed.set()
+
+    with serving(script, answers(FREE)) as server:
+        async with client_of(server.url) as client:
+            with anyio.move_on_after(0.05):
+                await client.locks.get("k")
+            assert not (await client.locks.get("k")).held
+            assert closed.wait(5)
+
+
+async def test_each_call_in_flight_has_a_connection_of_its_own(httpserver: HTTPServer) -> None:
+    def handle(request: Request) -> Response:
+        number = int(request.path.rpartition("-")[2])
+        body = f'{{"held":true,"expires_at":"{EXPIRES_AT}","fencing_token":{number}}}'
+        return Response(body, 200)
+
+    httpserver.expect_request(_AnyPath()).respond_with_handler(handle)
+    got: dict[int, int | None] = {}
+
+    async with client_of(url_of(httpserver)) as client, anyio.create_task_group() as tasks:
+
+        async def ask(number: int) -> None:
+            got[number] = (await client.locks.get(f"k-{number}")).fencing_token
+
+        for number in range(40):
+            tasks.start_soon(ask, number)
+    assert got == {number: number for number in range(40)}
+
+
+class _AnyPath(str):
+    """pytest-httpserver compares the path with this."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str)
+
+    __hash__ = str.__hash__
+
+
+async def test_idle_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("volcano_sdk.async_transport.IDLE_LANES", 0)
+    with serving(answers(FREE), answers(FREE)) as server:
+        async with client_of(server.url) as client:
+            await client.locks.get("k")
+            await client.locks.get("k")
+
+        assert server.accepted == 2
+
+
+async def test_the_environments_proxy_is_used_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(answers(FREE)) as proxy:
+        address = proxy.url.removeprefix("http://")
+        monkeypatch.setenv("http_proxy", f"http://user:hunter2@{address}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        async with AsyncVolcanoClient(api_url="http://volcano.test", service_key=KEY) as client:
+            assert not (await client.locks.get("k")).held
+            proxy.close()
+            with pytest.raises(TransportError) as caught:
+                await client.locks.get("k")
+
+    assert f"through the proxy http://{address}" in str(caught.value)
+    assert "trust_env=False" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_tls_is_verified() -> None:
+    with serving(hangs) as server:
+        url = server.url.replace("http:", "https:")
+        lanes = Lanes(Settings(url), AsyncSystemClock())
+        outcome = await lanes.exchange(attempt(0.2), sent_at=AsyncSystemClock().now())
+
+    assert lanes._endpoint._ssl_context is not None
+    assert lanes._endpoint._ssl_context.check_hostname
+    assert isinstance(outcome, Failure)
+    assert not outcome.reached
+
+
+# --- an injected client ---------------------------------------------------------------------------
+
+
+def mocked(handle: Callable[[httpx.Request], Any]) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.MockTransport(handle), follow_redirects=True)
+
+
+async def test_an_injected_client_is_used_and_stays_open() -> None:
+    seen: list[httpx.Request] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(201 if request.method == "POST" else 204, json=GRANT)
+
+    async with mocked(handle) as http:
+        client = client_of("http://volcano.test/base", http_client=http)
+        async with client, client.locks.with_lock("a:b", ttl=30):
+            pass
+        assert not http.is_closed
+
+    assert [request.method for request in seen] == ["POST", "DELETE"]
+    assert seen[0].url.raw_path == b"/base/locks/a%3Ab/lease"
+    assert seen[0].content == b'{"ttl_seconds":30}'
+    assert seen[0].headers["Authorization"] == f"Bearer {KEY}"
+
+
+async def test_an_injected_client_works_outside_of_async_with() -> None:
+    async with mocked(lambda _: httpx.Response(200, json={"held": False})) as http:
+        client = client_of("http://volcano.test", http_client=http)
+        assert not (await client.locks.get("k")).held
+        await client.aclose()
+
+
+async def test_an_injected_clients_redirects_are_not_followed() -> None:
+    async with mocked(lambda _: httpx.Response(307, headers={"Location": "/x"})) as http:
+        client = client_of("http://volcano.test", http_client=http)
+        with pytest.raises(VolcanoError) as caught:
+            await client.locks.get("k")
+
+    assert caught.value.status == 307
+
+
+@pytest.mark.parametrize(
+    ("error", "reached"),
+    [
+        (httpx.ReadError("reset"), True),
+        (httpx.ConnectError("refused"), False),
+        (httpx.PoolTimeout("full"), False),
+        (ValueError(), True),
+    ],
+)
+async def test_an_injected_clients_errors_are_transport_errors(
+    error: Exception, reached: bool
+) -> None:
+    def handle(_: httpx.Request) -> httpx.Response:
+        raise error
+
+    async with mocked(handle) as http:
+        transport = InjectedTransport(http, Settings("http://volcano.test"), AsyncSystemClock())
+        outcome = await transport.exchange(attempt(), sent_at=AsyncSystemClock().now())
+
+    assert isinstance(outcome, Failure)
+    assert outcome.reached == reached
+    assert type(error).__name__ in str(outcome.error)
+
+
+async def test_a_request_on_an_injected_client_is_left_to_end_by_itself() -> None:
+    """A cancelled request could leave the caller's pool dead."""
+    goes_on = anyio.Event()
+    ended: list[str] = []
+
+    async def handle(_: httpx.Request) -> httpx.Response:
+        try:
+            await goes_on.wait()
+            ended.append("well")
+        except BaseException:
+            ended.append("cancelled")
+            raise
+        return httpx.Response(200)
+
+    async with mocked(handle) as http, anyio.create_task_group() as tasks:
+        transport = InjectedTransport(http, Settings("http://volcano.test"), AsyncSystemClock())
+        transport.start(tasks)
+        outcome: Outcome = await transport.exchange(attempt(0.02), sent_at=AsyncSystemClock().now())
+        assert isinstance(outcome, Failure)
+        goes_on.set()
+        await transport.aclose()
+
+    assert ended == ["well"]
+
+
+async def test_closing_cuts_off_what_hangs_on_an_injected_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("volcano_sdk.async_transport.EXIT_TRY_SECONDS", 0.02)
+
+    async def handle(_: httpx.Request) -> httpx.Response:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async with mocked(handle) as http, anyio.create_task_group() as tasks:
+        transport = InjectedTransport(http, Settings("http://volcano.test"), AsyncSystemClock())
+        transport.start(tasks)
+        await transport.exchange(attempt(0.02), sent_at=AsyncSystemClock().now())
+        await transport.aclose()
+
+    assert transport._running == {}
+
+
+def test_importing_warns_of_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        import volcano_sdk.async_client  # noqa: F401
