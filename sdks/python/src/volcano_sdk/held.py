@@ -86,8 +86,7 @@ class HeldLock:
             if limit is not None:
                 limit.cancel()
             with self._runtime.lock:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
+                self._waiters.remove(waiter)
         return self.look() is not None
 
     def on_lost(self, callback: OnLost) -> None:

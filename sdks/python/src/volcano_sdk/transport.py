@@ -19,18 +19,11 @@ from functools import partial
 from typing import Any, Protocol
 
 import httpcore
-import httpx
 
-from volcano_sdk.errors import TransportError
+from volcano_sdk.endpoint import IDLE_LANES, LARGEST_ANSWER, Endpoint, failure, lower
 from volcano_sdk.operations import EXIT_TRY_SECONDS, Answer, Failure, Outcome, Request, Try
 from volcano_sdk.settings import Settings
 from volcano_sdk.threads import Timer, Timers
-from volcano_sdk.version import __version__
-
-_IDLE_LANES = 16
-_KEEP_ALIVE = 60.0
-"""Seconds; shorter than what servers grant, so that we close a connection before they do."""
-_LARGEST_ANSWER = 1 << 20
 
 
 class Shield:
@@ -64,7 +57,7 @@ class Lanes:
     def __init__(self, settings: Settings, timers: Timers) -> None:
         self._settings = settings
         self._timers = timers
-        self._server = _Server(settings)
+        self._endpoint = Endpoint(settings)
         self._lock = threading.Lock()
         self._idle: list[_Lane] = []
         self._busy: set[_Lane] = set()
@@ -75,7 +68,7 @@ class Lanes:
         sent_at = self._timers.now()
         lane = self._take()
         try:
-            answer = lane.send(self._server, attempt, sent_at, shield)
+            answer = lane.send(attempt, sent_at, shield)
         except httpcore.ProxyError as error:
             return self._failure(attempt, sent_at, f"the proxy refused: {error}", reached=False)
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
@@ -106,14 +99,14 @@ class Lanes:
 
     def _take(self) -> "_Lane":
         with self._lock:
-            lane = self._idle.pop() if self._idle else _Lane(self._server, self._timers)
+            lane = self._idle.pop() if self._idle else _Lane(self._endpoint, self._timers)
             self._busy.add(lane)
         return lane
 
     def _give(self, lane: "_Lane") -> None:
         with self._lock:
             self._busy.discard(lane)
-            if lane.is_good and not self._is_closed and len(self._idle) < _IDLE_LANES:
+            if lane.is_good and not self._is_closed and len(self._idle) < IDLE_LANES:
                 self._idle.append(lane)
                 return
         lane.close()
@@ -162,82 +155,16 @@ class Injected:
         """It is the caller's."""
 
 
-def failure(
-    settings: Settings, attempt: Try, sent_at: float, what: str, *, reached: bool
-) -> Failure:
-    """No answer, in a sentence that says who did not give it."""
-    through = ""
-    if settings.proxy_name is not None:
-        through = (
-            f" through the proxy {settings.proxy_name}, which the environment names"
-            " (trust_env=False ignores it)"
-        )
-    verb = "got no answer from" if reached else "could not reach"
-    error = TransportError(
-        f"{attempt.request.operation} {verb} {settings.api_url}{through}: {what}",
-        request_id=attempt.request.request_id,
-    )
-    return Failure(sent_at, error, reached)
-
-
-class _Server:
-    """Where the lanes lead: what is the same for all of them."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._url = httpx.URL(settings.api_url)
-        self._path = self._url.raw_path.rstrip(b"/")
-        self._is_secure = self._url.scheme == "https"
-        self._proxy = None if settings.proxy is None else httpx.Proxy(settings.proxy)
-        self._ssl_context: ssl.SSLContext | None = None
-        self._headers = [
-            (b"Host", self._url.netloc),
-            (b"Accept", b"application/json"),
-            (b"User-Agent", f"volcano-sdk-python/{__version__}".encode()),
-        ]
-
-    def request(self, request: Request) -> httpcore.Request:
-        url = httpcore.URL(
-            scheme=self._url.raw_scheme,
-            host=self._url.raw_host,
-            port=self._url.port,
-            target=self._path + request.path.encode(),
-        )
-        headers = self._headers + [
-            (name.encode(), value.encode()) for name, value in request.headers.items()
-        ]
-        if request.method != "GET":
-            headers.append((b"Content-Length", b"%d" % len(request.body)))
-        return httpcore.Request(request.method, url, headers=headers, content=request.body)
-
-    def connections(self, backend: httpcore.NetworkBackend) -> httpcore.ConnectionPool:
-        """A pool of one connection, over the proxy if there is one."""
-        if self._ssl_context is None and (self._is_secure or self._proxy is not None):
-            self._ssl_context = httpx.create_ssl_context()
-        proxy = None
-        if self._proxy is not None:
-            proxy = httpcore.Proxy(
-                httpcore.URL(str(self._proxy.url)),
-                auth=self._proxy.raw_auth,
-                ssl_context=self._ssl_context if self._proxy.url.scheme == "https" else None,
-            )
-        return httpcore.ConnectionPool(
-            ssl_context=self._ssl_context,
-            proxy=proxy,
-            max_connections=1,
-            keepalive_expiry=_KEEP_ALIVE,
-            network_backend=backend,
-        )
-
-
 class _Lane(httpcore.NetworkBackend):
     """One connection, kept open between exchanges; a stale one is replaced before anything is sent.
 
     `reached`: bytes of the present exchange may have gone out.  `is_good`: it may be used again.
     """
 
-    def __init__(self, server: _Server, timers: Timers) -> None:
+    def __init__(self, endpoint: Endpoint, timers: Timers) -> None:
+        self._endpoint = endpoint
         self._timers = timers
-        self._pool = server.connections(self)
+        self._pool = httpcore.ConnectionPool(**endpoint.pool_options(), network_backend=self)
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._until = 0.0
@@ -248,28 +175,32 @@ class _Lane(httpcore.NetworkBackend):
         self.reached = False
         self.is_good = False
 
-    def send(self, server: _Server, attempt: Try, sent_at: float, shield: Shield | None) -> Answer:
+    def send(self, attempt: Try, sent_at: float, shield: Shield | None) -> Answer:
         """Raises httpcore's errors."""
         self.reached = self.is_good = False
         self._shield = shield
         self._exchanges += 1
         self._limit(sent_at + attempt.timeout)
         try:
-            response = self._pool.handle_request(server.request(attempt.request))
+            response = self._pool.handle_request(self._request(attempt.request))
             body = b""
             for part in response.iter_stream():
                 body += part
-                if len(body) > _LARGEST_ANSWER:
+                if len(body) > LARGEST_ANSWER:
                     raise httpcore.RemoteProtocolError("the answer is over 1 MiB")
             response.close()
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-        headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1")
-            for name, value in response.headers
-        }
-        return Answer(sent_at, response.status, headers, body)
+        return Answer(sent_at, response.status, lower(response.headers), body)
+
+    def _request(self, request: Request) -> httpcore.Request:
+        return httpcore.Request(
+            request.method,
+            self._endpoint.url(request),
+            headers=self._endpoint.headers(request),
+            content=request.body,
+        )
 
     def shut(self, exchange: int | None = None) -> None:
         """From any thread: whatever waits on the socket, stops waiting."""
