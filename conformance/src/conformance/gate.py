@@ -210,6 +210,8 @@ class Gate(HTTPServerBase):
         self._open: list[Parked] = []  # of those and the named ones: what the SDK may wait on
         self.outage: Callable[[Parked], None] | None = None
         """While set: decides every request as it comes, and none is parked."""
+        self.outage_answers = False
+        """It does more than let them hang."""
         self.server: _Server
         self.start()
 
@@ -280,6 +282,7 @@ class Gate(HTTPServerBase):
             for parked in self._open + self._waiting:
                 parked.let_go()
             self._open, self._waiting, self.outage = [], [], None
+            self.outage_answers = False
         super().clear()
 
     def thread_target(self) -> None:

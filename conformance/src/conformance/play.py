@@ -7,6 +7,7 @@ In real mode `advance` sleeps, against one schedule from the scenario's start.
 """
 
 import json
+import math
 import time
 import uuid
 from collections.abc import Callable
@@ -25,6 +26,10 @@ T = TypeVar("T")
 
 STILL = 0.15
 """So long must everything be settled in vain, in seconds, before a wait is given up."""
+
+SLICE, SLICES = 0.05, 300
+"""While requests are answered as they come, time goes on in slices, in seconds, so that an answer is
+there before the try's timeout is; at most so many of them."""
 
 _ROUTES = {
     "acquire": ("POST", "/locks/{}/lease"),
@@ -60,6 +65,7 @@ class Player:
     lock_call: str = ""  # of its last with_lock
     lease_call: str = ""  # of its last acquire
     crashed: bool = False
+    blocked: bool = False  # stands still: what is due must not run yet
     running: set[str] = field(default_factory=set)  # calls that have not ended
 
     def new_call(self, name: str | None) -> str:
@@ -141,15 +147,14 @@ class Play:
         elif verb == "block":
             self._advance(given["seconds"], blocked=player)
         elif verb == "wake":
-            if self.mode is Mode.VIRTUAL:
-                player.driver.command("advance", seconds=0)
+            self._run_what_is_due(player)
         elif verb == "finish":
             player.driver.command("finish", call=step.get("call", player.lock_call), **given)
         elif verb == "cancel":
             self._come_to_rest(player)  # in mid-flight, not before
             player.driver.command("cancel", call=step.get("call") or _only(player.running))
         elif verb == "look":
-            if self.mode is Mode.VIRTUAL and not self._is_blocked(player):
+            if self.mode is Mode.VIRTUAL and not player.blocked:
                 self._settle(player)
             seen = player.driver.command("look", call=step.get("call", player.lock_call))
             match(step["gets"], seen, self.bindings, "gets")
@@ -170,6 +175,7 @@ class Play:
     def _cut_off(self, player: Player, verdict: Any) -> None:
         """From now on every request meets the verdict; None: that is over."""
         self.say(f"{player.actor.name} is {f'cut off: {verdict}' if verdict else 'connected again'}")
+        player.gate.outage_answers = verdict not in (None, "hang")
         player.gate.outage = verdict and (lambda parked: self._in_vain(player, parked, verdict))
 
     def _in_vain(self, player: Player, parked: Parked, verdict: Any) -> None:
@@ -371,9 +377,9 @@ class Play:
         if "until" not in given:
             self._advance(given["seconds"], blocked=None)
             return
-        player, started, count = self.players[given["until"]], self._now, 0
+        player, count = self.players[given["until"]], 0
         while not player.gate.waiting():
-            if self._now - started > given["seconds"]:
+            if count * given["step"] > given["seconds"]:
                 raise Mismatch(
                     "until", f"a request of {player.actor.name} within {given['seconds']:g} s", "none"
                 )
@@ -389,6 +395,13 @@ class Play:
         if self.mode is Mode.REAL:
             self._sleep(seconds, blocked)
             return
+        slices = 1
+        if any(player.gate.outage_answers for player in self.players.values()) and not blocked:
+            slices = min(SLICES, math.ceil(seconds / SLICE))
+        for _ in range(slices):
+            self._advance_at_once(seconds / slices, blocked)
+
+    def _advance_at_once(self, seconds: float, blocked: Player | None) -> None:
         players = [player for player in self.players.values() if not player.crashed]
         for player in players:
             self._settle(player)
@@ -396,10 +409,14 @@ class Play:
         if self.target.advance is not None:
             self.target.advance(seconds)
         for player in players:
-            if player is blocked:
-                player.driver.command("advance", seconds=seconds, blocked=True)
-            else:
-                player.driver.command("advance", seconds=seconds)
+            player.blocked = player is blocked
+            how = {"blocked": True} if player.blocked else {}
+            player.driver.command("advance", seconds=seconds, **how)
+
+    def _run_what_is_due(self, player: Player) -> None:
+        if self.mode is Mode.VIRTUAL:
+            player.blocked = False
+            player.driver.command("advance", seconds=0)
 
     def _sleep(self, seconds: float, blocked: Player | None) -> None:
         self._now += seconds
@@ -408,12 +425,6 @@ class Play:
         time.sleep(max(0.0, self._started + self._now - time.monotonic()))
         if blocked:
             blocked.driver.resume()
-
-    def _is_blocked(self, player: Player) -> bool:
-        """Between `block` and the next step that lets its timers run."""
-        number = self.step_number - 2
-        steps = [step for step in self.scenario.steps[: number + 1] if step["who"] != "clock"]
-        return bool(steps) and steps[-1].get("does") == "block"
 
     def _is_settled(self, player: Player) -> bool:
         held = player.gate.open_count()
@@ -456,6 +467,8 @@ class Play:
             if still or now > give_up:
                 raise Mismatch("", what, self._instead(player))
             if self.mode is Mode.VIRTUAL and self._is_settled(player):
+                if settled_since is None and not player.blocked:
+                    self._run_what_is_due(player)
                 settled_since = settled_since or now
             else:
                 settled_since = None
