@@ -3,6 +3,7 @@
  * The protocol: conformance/protocol.md. Top to bottom: time, the wire, a session (one client), the commands.
  */
 
+import { subscribe } from 'node:diagnostics_channel';
 import { createRequire } from 'node:module';
 import { createInterface } from 'node:readline';
 
@@ -13,8 +14,20 @@ const { version } = require('../package.json');
 /** Counts what the SDK does; while it stands still over many turns of the event loop, all is quiet. */
 let activity = 0;
 
+/** Exchanges that began and whose request has not yet left for the server: {requestId}. */
+const unsent = new Set();
+
+subscribe('undici:client:sendHeaders', ({ headers }) => {
+  for (const exchange of unsent) {
+    if (!headers.includes(exchange.requestId)) continue;
+    unsent.delete(exchange);
+    activity += 1;
+    return;
+  }
+});
+
 async function quiet() {
-  for (let still = 0, seen = activity; still < 20; still = activity === seen ? still + 1 : 0) {
+  for (let still = 0, seen = activity; still < 20; still = activity === seen && unsent.size === 0 ? still + 1 : 0) {
     seen = activity;
     await new Promise((resolve) => setImmediate(resolve));
   }
@@ -69,42 +82,51 @@ class VirtualClock {
 
 /** The global fetch, its exchanges counted until their answer was read whole, they failed, or were aborted. */
 class Wire {
-  inFlight = 0;
-  isCut = false;
-  #aborts = new Set();
+  /** Key -> the last 409: where contention is a value, only the wire knows what the server said. */
+  refusals = new Map();
+  #isCut = false;
+  #exchanges = new Set(); // {requestId, cut}
+
+  get inFlight() {
+    return this.#exchanges.size;
+  }
 
   fetch = async (url, init) => {
-    if (this.isCut) return new Promise(() => {});
+    if (this.#isCut) return new Promise(() => {});
     const cut = new AbortController();
-    this.#count(1);
+    const exchange = { requestId: init.headers['X-Volcano-Request-Id'], cut };
     const end = () => {
-      if (this.#aborts.delete(end)) this.#count(-1);
+      unsent.delete(exchange);
+      this.#exchanges.delete(exchange);
+      activity += 1;
     };
-    this.#aborts.add(end);
-    end.cut = () => cut.abort();
     init.signal.addEventListener('abort', () => {
       cut.abort(init.signal.reason);
       end();
     });
+    unsent.add(exchange);
+    this.#exchanges.add(exchange);
     try {
       const response = await fetch(url, { ...init, signal: cut.signal });
       const body = await response.text();
       const { status, headers } = response;
+      if (status === 409) this.#note(url, exchange.requestId, body);
       return { status, headers, text: async () => body };
     } finally {
       end();
     }
   };
 
-  /** Closes all sockets; from now on nothing is sent and nothing comes. */
-  cut() {
-    this.isCut = true;
-    for (const end of this.#aborts) end.cut();
+  #note(url, request_id, body) {
+    const { code, error: message } = JSON.parse(body);
+    const [, segment] = /\/locks\/([^/]+)/.exec(url);
+    this.refusals.set(decodeURIComponent(segment), { error: 'ConflictError', code, status: 409, request_id, message });
   }
 
-  #count(change) {
-    this.inFlight += change;
-    activity += 1;
+  /** Closes all sockets; from now on nothing is sent and nothing comes. */
+  cut() {
+    this.#isCut = true;
+    for (const { cut } of this.#exchanges) cut.abort();
   }
 }
 
@@ -199,7 +221,7 @@ class Session {
   }
 
   withLock({ call, key, ...rest }) {
-    const started = this.#start(call);
+    const started = this.#start(call, key);
     this.#settle(
       call,
       this.client.locks.withLock(key, optionsOf(rest, started), (guard) => this.#body(call, guard)),
@@ -207,7 +229,8 @@ class Session {
   }
 
   direct(cmd, { call, key, lease, ...rest }) {
-    const options = optionsOf(rest, this.#start(call));
+    const started = this.#start(call, key);
+    const options = optionsOf(rest, started);
     const { locks } = this.client;
     const subject = typeof lease === 'string' ? this.#leases.get(lease) : lease && leaseOf(lease);
     const calls = {
@@ -221,8 +244,8 @@ class Session {
     this.#settle(call, calls[cmd]());
   }
 
-  #start(call) {
-    const started = { cancel: new AbortController(), finished: undefined, finish: undefined, guard: undefined };
+  #start(call, key) {
+    const started = { key, cancel: new AbortController(), finished: undefined, finish: undefined, guard: undefined };
     started.finished = new Promise((resolve) => {
       started.finish = resolve;
     });
@@ -257,7 +280,8 @@ class Session {
     const acquired = 'acquired' in result ? { acquired: result.acquired } : {};
     if (result.error) return { event: 'raised', call, ...errorFields(result.error, result.releaseError), ...acquired };
     if (result.acquired === false) {
-      const contention = { error: 'ConflictError' };
+      const { key } = this.#calls.get(call);
+      const contention = this.#wire.refusals.get(key);
       return { event: 'raised', call, ...contention, errors: [contention], acquired: false };
     }
     if (result.lease) {
@@ -326,6 +350,7 @@ async function obey({ id, cmd, ...fields }) {
     case 'finish':
       return session.finish(fields);
     case 'cancel':
+      await quiet(); // in mid-flight, not before the first send
       return session.cancel(fields);
     case 'look':
       await quiet();

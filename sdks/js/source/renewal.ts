@@ -337,10 +337,13 @@ export class Renewals {
       this.#arm(kept);
     });
     const isBusy = kept.inFlight !== null || kept.isWaiting;
-    kept.dueTimer = this.#timer(kept.dueTimer, isBusy ? Number.POSITIVE_INFINITY : holding.schedule.dueAt, () => {
+    const isDue = !isBusy && holding.schedule.dueAt <= this.#around.clock.now();
+    const dueAt = isBusy || isDue ? Number.POSITIVE_INFINITY : holding.schedule.dueAt;
+    kept.dueTimer = this.#timer(kept.dueTimer, dueAt, () => {
       kept.dueTimer = null;
       this.#queue(kept);
     });
+    if (isDue) this.#queue(kept);
   }
 
   #timer(old: Timer | null, at: number, wake: () => void): Timer | null {
