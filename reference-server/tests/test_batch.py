@@ -46,8 +46,8 @@ class Job:
     """One call of the store.  It goes on when `go` is set; `failure` is raised then."""
 
     commands: list[Command]
+    may_commit: Callable[[], bool]
     go: asyncio.Event = field(default_factory=asyncio.Event)
-    may_commit: Callable[[], bool] = lambda: True
     failure: Exception | None = None
 
     def proceed(self) -> None:
@@ -64,20 +64,34 @@ class HeldStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__(ManualClock())
         self.jobs: list[Job] = []
+        self.ended = False
+        self._all: list[Job] = []
+
+    def begin(self, commands: Sequence[Command], may_commit: Callable[[], bool]) -> Job:
+        job = Job(list(commands), may_commit=may_commit)
+        if self.ended:
+            job.proceed()
+        self.jobs.append(job)
+        self._all.append(job)
+        return job
+
+    def end(self) -> None:
+        """No job waits any more, so that a test that failed ends."""
+        self.ended = True
+        for job in self._all:
+            job.proceed()
 
     async def apply(
         self, commands: Sequence[Write], may_commit: Callable[[], bool]
     ) -> list[Answer]:
-        job = Job(list(commands), may_commit=may_commit)
-        self.jobs.append(job)
+        job = self.begin(commands, may_commit)
         await job.go.wait()
         if job.failure:
             raise job.failure
         return await super().apply(commands, may_commit)
 
     async def read(self, commands: Sequence[Read]) -> list[Answer]:
-        job = Job(list(commands))
-        self.jobs.append(job)
+        job = self.begin(commands, lambda: True)
         await job.go.wait()
         if job.failure:
             raise job.failure
@@ -97,7 +111,7 @@ async def store() -> HeldStore:
 async def queue(store: HeldStore) -> AsyncIterator[BatchQueue]:
     queue = BatchQueue(store)
     yield queue
-    assert not store.jobs, "a test lets each job end"
+    store.end()
     await queue.close()
 
 
@@ -356,6 +370,26 @@ async def test_the_timer_goes_on_to_the_next_oldest(
         assert "within" in await refusal(answer)
         assert not any(later.done() for later in waiting[number + 1 :])
     stuck.proceed()
+
+
+@pytest.mark.parametrize("command", [acquire("a"), read("a")])
+async def test_the_timer_of_a_request_long_answered_is_set_again_for_a_job_that_is_stuck(
+    queue: BatchQueue, store: HeldStore, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    (quick,) = start(queue, acquire("a"))
+    (await store.next_job()).proceed()
+    await quick
+    move_time(monkeypatch, 3)
+    (stuck,) = start(queue, command)
+    job = await store.next_job()
+    move_time(monkeypatch, 2.1)
+    await settle()
+    assert not stuck.done()
+
+    move_time(monkeypatch, 3)
+
+    assert "within 5" in await refusal(stuck)
+    job.proceed()
 
 
 async def test_a_batch_whose_claim_the_timer_took_does_not_commit(
