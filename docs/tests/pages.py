@@ -131,7 +131,7 @@ def pages() -> dict[str, Page]:
 
 def files(*endings: str) -> Iterator[Path]:
     """The repository's files with one of these endings."""
-    left_out = {"node_modules", "build", "dist", "__pycache__"}
+    left_out = {"node_modules", "vendor", "build", "dist", "__pycache__"}
     for folder, below, names in os.walk(ROOT):
         # Hidden folders are tools' (.venv, .nox, .git); .ci is ours and has no page.
         below[:] = [each for each in below if each not in left_out and not each.startswith(".")]
