@@ -18,7 +18,7 @@ from pages import ROOT, Program
 
 JS = ROOT / "sdks" / "js"
 RUBY = ROOT / "sdks" / "ruby"
-PATIENCE = 20.0
+PATIENCE = 40.0
 """Seconds that a program may take."""
 
 
