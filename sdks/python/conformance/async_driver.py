@@ -1,3 +1,4 @@
+# ruff: noqa: INP001  a program, not a package
 """The async flavour behind stdin and stdout: conformance/protocol.md says what each line means.
 
 One asyncio loop; a thread only reads stdin.  With the virtual clock nothing in the SDK waits for
@@ -8,32 +9,25 @@ import asyncio
 import json
 import math
 import os
-import platform
 import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
-from datetime import UTC, datetime
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import anyio
+import driver
+from driver import BodyError, UnsupportedError
 
 from volcano_sdk import async_client, async_transport, errors
 from volcano_sdk.async_client import AsyncVolcanoClient
 from volcano_sdk.async_guard import AsyncLockGuard
-from volcano_sdk.lease import LockLease, LockState
+from volcano_sdk.lease import LockLease
 from volcano_sdk.operations import Failure, Outcome, Try
 
 CAPABILITIES = ["with_lock", "direct_calls", "virtual_clock", "pushed_loss", "cancel", "close"]
-
-
-class BodyError(Exception):
-    """What `finish` has a body raise."""
-
-
-class UnsupportedError(Exception):
-    """What this platform cannot do."""
 
 
 # --- time and wire -------------------------------------------------------------------------------
@@ -123,62 +117,6 @@ class CountedLanes(async_transport.Lanes):
             CountedLanes.in_flight -= 1
 
 
-# --- what is told --------------------------------------------------------------------------------
-
-
-def emit(message: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
-
-
-def told_error(error: BaseException) -> dict[str, Any]:
-    if isinstance(error, asyncio.CancelledError):
-        return {"error": "Cancelled"}
-    if isinstance(error, BodyError):
-        return {"error": "BodyError", "message": str(error)}
-    if isinstance(error, errors.VolcanoError):
-        facts = {
-            "error": type(error).__name__,
-            "code": error.code,
-            "status": error.status,
-            "retry_after": error.retry_after,
-            "request_id": error.request_id,
-            "message": str(error),
-        }
-        return {name: value for name, value in facts.items() if value is not None}
-    if isinstance(error, ValueError | TypeError):
-        return {"error": "InvalidArgument", "message": str(error)}
-    return {"error": "Unexpected", "message": f"{type(error).__name__}: {error}"}
-
-
-def told_errors(error: BaseException) -> dict[str, Any]:
-    every = [told_error(one) for one in errors.chain(error)]
-    return {**every[0], "errors": every}
-
-
-def told_value(value: object) -> Any:
-    if isinstance(value, LockLease):
-        return {
-            "key": value.key,
-            "token": value.token,
-            "fencing_token": value.fencing_token,
-            "expires_at": told_instant(value.expires_at),
-        }
-    if isinstance(value, LockState):
-        if value.expires_at is None:
-            return {"held": value.held}
-        return {
-            "held": value.held,
-            "fencing_token": value.fencing_token,
-            "expires_at": told_instant(value.expires_at),
-        }
-    return value
-
-
-def told_instant(instant: datetime) -> str:
-    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 # --- the session ---------------------------------------------------------------------------------
 
 
@@ -218,7 +156,7 @@ class Session:
             case "look":
                 await quiet()
                 guard = self.guards[call]
-                return {"lost": guard.lost, **told_value(guard.lease)}
+                return {"lost": guard.lost, **driver.described(guard.lease)}
             case "cancel":
                 self.tasks[call].cancel()
             case "sleeping":
@@ -248,19 +186,17 @@ class Session:
             value = await work
         except BaseException as error:  # noqa: BLE001  whatever it is, it is told
             if not CountedLanes.is_cut:
-                emit({"event": "raised", "call": call, **told_errors(error)})
+                driver.raised("raised", call, error, asyncio.CancelledError)
         else:
-            emit({"event": "returned", "call": call, "value": told_value(value)})
+            driver.returned(call, value)
 
     async def with_lock(self, command: dict[str, Any]) -> object:
         call = command["call"]
-        context = self.client.locks.with_lock(
-            command["key"], ttl=command["ttl"], **optional(command)
-        )
+        context = self.client.locks.with_lock(command["key"], **driver.options(command))
         async with context as guard:
             self.guards[call] = guard
-            guard.on_lost(lambda loss: emit({"event": "lost", "call": call, **told_errors(loss)}))
-            emit({"event": "entered", "call": call, **told_value(guard.lease)})
+            guard.on_lost(partial(driver.raised, "lost", call, cancelled=asyncio.CancelledError))
+            driver.emit(event="entered", call=call, **driver.described(guard.lease))
             return await self.hold_out(self.finishes[call])
         raise AssertionError("with_lock swallowed an error")
 
@@ -281,16 +217,14 @@ class Session:
 
     async def direct(self, command: dict[str, Any]) -> object:
         locks, cmd = self.client.locks, command["cmd"]
-        options = optional(command)
+        options = driver.options(command)
         match cmd:
             case "acquire":
-                lease = await locks.acquire(command["key"], ttl=command["ttl"], **options)
+                lease = await locks.acquire(command["key"], **options)
                 self.leases[command["call"]] = lease
                 return lease
             case "renew":
-                lease = await locks.renew(
-                    command["key"], self.lease(command["lease"]), ttl=command["ttl"], **options
-                )
+                lease = await locks.renew(command["key"], self.lease(command["lease"]), **options)
                 self.leases[command["call"]] = lease
                 return lease
             case "release":
@@ -308,12 +242,7 @@ class Session:
     def lease(self, named: Any) -> Any:
         if isinstance(named, str):
             return self.leases[named]
-        expires_at = datetime.fromisoformat(named["expires_at"])
-        return LockLease(named["key"], named["token"], expires_at, named["fencing_token"])
-
-
-def optional(command: dict[str, Any]) -> dict[str, Any]:
-    return {name: command[name] for name in ("token", "request_id") if name in command}
+        return driver.lease_from(named)
 
 
 def ending(command: dict[str, Any]) -> Callable[[], Any]:
@@ -333,7 +262,7 @@ async def serve(commands: "asyncio.Queue[dict[str, Any]]") -> None:
     while True:
         session = Session(command)
         async with session.client:
-            emit({"id": command["id"], "ok": introduction()})
+            driver.reply(command["id"], driver.hello("python-async", CAPABILITIES))
             command = await answer_until_hello(session, commands)
             await session.drop()
 
@@ -346,20 +275,11 @@ async def answer_until_hello(
         if command["cmd"] == "hello":
             return command
         try:
-            emit({"id": command["id"], "ok": await session.do(command)})
+            driver.reply(command["id"], await session.do(command))
         except UnsupportedError as error:
-            emit({"id": command["id"], "unsupported": str(error)})
+            driver.emit(id=command["id"], unsupported=str(error))
         except Exception as error:  # noqa: BLE001  the driver itself is at fault
-            emit({"id": command["id"], "error": f"{type(error).__name__}: {error}"})
-
-
-def introduction() -> dict[str, Any]:
-    return {
-        "sdk": "python-async",
-        "version": "0.1.0",
-        "runtime": f"{platform.python_implementation()} {platform.python_version()}, asyncio",
-        "capabilities": CAPABILITIES,
-    }
+            driver.emit(id=command["id"], error=f"{type(error).__name__}: {error}")
 
 
 def main() -> None:
@@ -378,7 +298,3 @@ def main() -> None:
         await serve(commands)
 
     asyncio.run(run())
-
-
-if __name__ == "__main__":
-    main()

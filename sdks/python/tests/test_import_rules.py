@@ -14,17 +14,20 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 RINGS = (
     {"client", "async_client"},
     {"locks", "async_locks"},
-    {"guard", "async_guard"},
-    {"async_renewal", "renewal_loop", "async_renewal_loop"},
-    {"transport", "async_transport"},
-    {"async_clock", "renewal", "settings"},
+    {"guard", "async_guard", "async_calls"},
+    {"held", "async_renewal"},
+    {"runtime"},
+    {"transport", "async_transport", "async_shield"},
+    {"threads", "endpoint"},
+    {"async_clock", "renewal", "settings", "version"},
     {"operations", "clock"},
     {"lease", "errors"},
 )
 PURE = {"operations", "renewal", "lease", "errors"}
-EFFECTS = {"time", "random", "os", "asyncio", "threading", "socket", "anyio", "httpx"}
-DEPENDENCIES = {"httpx", "anyio"}
-ONLY_IN = {"httpx": {"transport", "async_transport"}, "time": {"clock"}}
+EFFECTS = {"time", "random", "os", "asyncio", "threading", "socket", "anyio", "httpx", "httpcore"}
+DEPENDENCIES = {"httpx", "httpcore", "anyio"}
+TRANSPORT = {"endpoint", "transport", "async_transport"}
+ONLY_IN = {"httpx": TRANSPORT, "httpcore": TRANSPORT, "time": {"clock"}}
 
 MODULES = {
     ".".join(part for part in path.relative_to(SOURCE).with_suffix("").parts): path

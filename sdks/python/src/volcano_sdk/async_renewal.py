@@ -24,7 +24,7 @@ from volcano_sdk import operations
 from volcano_sdk.async_clock import AsyncClock
 from volcano_sdk.async_transport import AsyncTransport
 from volcano_sdk.errors import LockLostError
-from volcano_sdk.operations import Grant
+from volcano_sdk.operations import Grant, Request
 from volcano_sdk.renewal import Holding
 from volcano_sdk.settings import Settings
 
@@ -51,6 +51,7 @@ class Held:
         self.over = anyio.Event()
         self.progress = anyio.Event()
         self.renewing: anyio.CancelScope | None = None
+        self.request: Request | None = None  # the latest renewal
         self.queued = False
         self.wakes_at = math.inf
         self._clock = clock
@@ -251,13 +252,7 @@ class Renewals:
             with anyio.CancelScope() as held.renewing:
                 if held.look() or holding.ended:
                     return
-                request = operations.renew(
-                    holding.lease.key,
-                    ttl=holding.ttl,
-                    token=holding.lease.token,
-                    request_id=str(uuid.uuid4()),
-                    service_key=self._settings.credential,
-                )
+                request = self._request(held)
                 sent_at = self._clock.now()
                 attempt = holding.renewal(request, sent_at, self._settings.timeout)
                 outcome = await self._transport.exchange(attempt, sent_at=sent_at)
@@ -274,3 +269,16 @@ class Renewals:
         self.moved(held)
         if self._due:
             self._wake.set()
+
+    def _request(self, held: Held) -> Request:
+        """Each due renewal is an operation of its own; tries after failures are the same one."""
+        holding = held.holding
+        if held.request is None or not holding.schedule.failures:
+            held.request = operations.renew(
+                holding.lease.key,
+                ttl=holding.ttl,
+                token=holding.lease.token,
+                request_id=str(uuid.uuid4()),
+                service_key=self._settings.credential,
+            )
+        return held.request
