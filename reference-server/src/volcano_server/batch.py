@@ -121,8 +121,7 @@ class BatchQueue:
             if self._writing:
                 job = self._store.apply([request.command for request in self._writing], claim.take)
                 jobs.append(asyncio.ensure_future(_answer(self._writing, job)))
-            if jobs:
-                await asyncio.wait(jobs)
+            await asyncio.wait(jobs)
         self._reading, self._writing = (), ()
         self._rounds = None
 

@@ -12,6 +12,7 @@ The rules in words: docs/semantics.md#lease-rules; as data: conformance/tables/t
 
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 from volcano_server import fencing
 from volcano_server.problems import LOCK_HELD, LOCK_OWNERSHIP_LOST, Problem
@@ -137,6 +138,8 @@ def decide(slot: Slot, command: Command, now: int, fencing_floor: int) -> tuple[
             return (slot if slot.is_free(now) else _emptied(slot, now)), Released()
         case Read():
             return slot, _read(slot, now)
+        case _:
+            assert_never(command)
 
 
 def decide_all(

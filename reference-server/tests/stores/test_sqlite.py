@@ -293,6 +293,13 @@ async def test_a_directory_is_not_a_file(tmp_path: Path) -> None:
     assert (type(error), error.exit_status) == (StorePathError, 73)
 
 
+async def test_a_database_without_a_file_is_refused() -> None:
+    """Its leases would be gone with the process; that is what the memory store is for."""
+    error = await refused(Path(":memory:"))
+
+    assert (type(error), error.exit_status) == (StorePathError, 73)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 async def test_a_place_where_nobody_can_write_is_refused() -> None:
     error = await refused(Path("/proc/locks.db"))
@@ -489,6 +496,20 @@ async def test_a_copy_that_fails_leaves_nothing_and_the_store_goes_on(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert sorted(tmp_path.iterdir()) == before
     await acquire(store)
+
+
+async def test_a_copy_that_did_not_reach_the_disk_is_taken_back(
+    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(sqlite, "_sync", failing)
+
+    with pytest.raises(StoreUnavailableError, match="Input/output error"):
+        await store.copy_to(tmp_path / "copy.db")
+
+    assert not list(tmp_path.glob("copy.db*"))
 
 
 async def test_what_a_killed_copy_left_is_no_obstacle(store: SqliteStore, tmp_path: Path) -> None:
