@@ -1,0 +1,397 @@
+"""What really happened to users of other lock libraries, against a real server and real threads."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from volcano_server.testing import VolcanoServer, running_server
+
+from volcano_sdk import ConflictError, LockLostError, VolcanoClient, VolcanoError
+
+PATIENCE = 20.0
+
+
+@pytest.fixture
+def server() -> Iterator[VolcanoServer]:
+    with running_server() as running:
+        yield running
+
+
+def client_of(server: VolcanoServer) -> VolcanoClient:
+    return VolcanoClient(api_url=server.url, service_key=server.service_key, trust_env=False)
+
+
+@pytest.fixture
+def client(server: VolcanoServer) -> Iterator[VolcanoClient]:
+    with client_of(server) as made:
+        yield made
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    end = time.monotonic() + PATIENCE
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.01)
+    return holds()
+
+
+def ours() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("volcano-")]
+
+
+def ours_but_the_server() -> list[str]:
+    return [name for name in ours() if name != "volcano-server"]
+
+
+def test_the_whole_life_of_a_lease(client: VolcanoClient, server: VolcanoServer) -> None:
+    first = client.locks.acquire("a:b", ttl=30)
+    with pytest.raises(ConflictError) as refusal:
+        client.locks.acquire("a:b", ttl=30)
+    assert refusal.value.code == "lock_held"
+    assert refusal.value.request_id is not None
+    renewed = client.locks.renew("a:b", first, ttl=60)
+    assert renewed.fencing_token == first.fencing_token
+    assert client.locks.get("a:b").fencing_token == first.fencing_token
+    client.locks.release("a:b", renewed)
+    assert not client.locks.get("a:b").held
+
+    second = client.locks.acquire("a:b", ttl=30)
+    assert second.fencing_token > first.fencing_token
+    client.locks.force_release("a:b")
+    with pytest.raises(ConflictError):
+        client.locks.renew("a:b", second, ttl=30)
+
+
+def test_a_crashed_holders_lock_can_be_taken_after_its_grace(
+    client: VolcanoClient, server: VolcanoServer
+) -> None:
+    client.locks.acquire("a", ttl=30)
+    server.clock.advance(30.999)
+    with pytest.raises(ConflictError):
+        client.locks.acquire("a", ttl=30)
+    server.clock.advance(0.001)
+    client.locks.acquire("a", ttl=30)
+
+
+def test_contention_by_twenty_threads_has_one_winner_at_a_time(client: VolcanoClient) -> None:
+    inside: list[int] = []
+    most, won, failures = 0, 0, []
+
+    def work() -> None:
+        nonlocal most, won
+        for _ in range(10):
+            try:
+                with client.locks.with_lock("a", ttl=30):
+                    inside.append(1)
+                    most = max(most, len(inside))
+                    won += 1
+                    inside.pop()
+            except ConflictError:
+                pass
+            except BaseException as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+
+    assert failures == []
+    assert most == 1
+    assert won >= 1
+
+
+@pytest.mark.timeout(120)
+def test_a_thousand_leases_share_a_few_threads_and_leave_none(client: VolcanoClient) -> None:
+    before = threading.active_count()
+    locks = [client.locks.with_lock(f"key-{number}", ttl=30) for number in range(1000)]
+    guards = [lock.__enter__() for lock in locks]
+
+    assert threading.active_count() - before <= 8
+    assert not any(guard.lost for guard in guards)
+    for lock in locks:
+        lock.__exit__(None, None, None)
+    assert threading.active_count() - before <= 8
+    assert eventually(lambda: ours_but_the_server() == [])
+    assert threading.active_count() == before
+
+
+@pytest.mark.timeout(60)
+def test_sixty_leases_with_slow_renewals_are_not_lost_to_a_queue() -> None:
+    """Each renewal takes 200 ms, TTL 5: protocol.md's own bound for a few threads."""
+    from volcano_sdk.transport import Lanes, Shield
+
+    class Slow(Lanes):
+        def exchange(self, attempt, *, shield: Shield | None = None):
+            if attempt.request.operation == "renew":
+                time.sleep(0.2)
+            return super().exchange(attempt, shield=shield)
+
+    with running_server() as server, client_of(server) as client:
+        runtime = client._runtime
+        runtime.transport = Slow(runtime.settings, runtime.timers)
+        before = threading.active_count()
+        locks = [client.locks.with_lock(f"key-{number}", ttl=5) for number in range(60)]
+        guards = [lock.__enter__() for lock in locks]
+        granted = {guard.lease.key: guard.lease for guard in guards}
+
+        end = time.monotonic() + 6.5  # longer than a TTL: each was renewed
+        while time.monotonic() < end and not any(guard.lost for guard in guards):
+            time.sleep(0.1)
+
+        assert not any(guard.lost for guard in guards)
+        assert all(guard.lease is not granted[guard.lease.key] for guard in guards)
+        assert threading.active_count() - before <= 8
+        for lock in locks:
+            lock.__exit__(None, None, None)
+
+
+def test_threads_that_cannot_be_started_are_said_so_and_the_lock_is_free(
+    client: VolcanoClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert eventually(lambda: ours_but_the_server() == [])
+
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(VolcanoError, match="no thread can renew it"):
+            with client.locks.with_lock("a", ttl=30):
+                pytest.fail("the block ran")
+        assert not client.locks.get("a").held  # direct calls need no thread
+
+
+def test_closing_the_client_loses_and_releases_what_runs(server: VolcanoServer) -> None:
+    client = client_of(server)
+    started, lost = threading.Barrier(4), []
+
+    def work(key: str) -> None:
+        try:
+            with client.locks.with_lock(key, ttl=30) as guard:
+                started.wait(PATIENCE)
+                lost.append(guard.wait_lost(PATIENCE))
+                guard.check()
+        except LockLostError as error:
+            lost.append(str(error))
+
+    threads = [threading.Thread(target=work, args=(key,)) for key in "abc"]
+    for thread in threads:
+        thread.start()
+    started.wait(PATIENCE)
+    client.close()
+    for thread in threads:
+        thread.join(PATIENCE)
+
+    assert lost.count(True) == 3
+    assert sum("its client was closed" in str(one) for one in lost) == 3
+    with client_of(server) as other:
+        assert not any(other.locks.get(key).held for key in "abc")
+
+
+# --- processes of their own
+
+
+def run(server: VolcanoServer, program: str, **options: float) -> subprocess.CompletedProcess[str]:
+    """The program, with a client of the server; stderr must be empty: no traceback, no warning."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROLOGUE + textwrap.dedent(program)],
+        env={
+            **os.environ,
+            "VOLCANO_API_URL": server.url,
+            "VOLCANO_SERVICE_KEY": server.service_key,
+        },
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        **options,
+    )
+    assert done.stderr == ""
+    return done
+
+
+PROLOGUE = """
+import os, signal, sys, threading, time
+from volcano_sdk import *
+client = VolcanoClient(trust_env=False)
+"""
+
+
+def test_a_main_thread_that_ends_with_a_lease_held_ends_the_process_at_once(
+    server: VolcanoServer,
+) -> None:
+    done = run(
+        server,
+        """
+        guard = client.locks.with_lock("a", ttl=5).__enter__()
+        threading.Thread(target=guard.wait_lost, daemon=True).start()
+        print(time.time(), flush=True)
+        """,
+    )
+    assert done.returncode == 0
+    assert time.time() - float(done.stdout) < 1.5
+
+
+def test_a_lease_held_by_a_non_daemon_thread_is_released_by_it(server: VolcanoServer) -> None:
+    done = run(
+        server,
+        """
+        def work():
+            with client.locks.with_lock("a", ttl=5):
+                time.sleep(0.3)
+            print(client.locks.get("a").held, flush=True)
+        threading.Thread(target=work).start()
+        """,
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_a_lock_can_be_used_while_the_interpreter_ends(server: VolcanoServer) -> None:
+    done = run(
+        server,
+        """
+        import atexit
+        def last():
+            lease = client.locks.acquire("a", ttl=5)
+            client.locks.release("a", lease)
+            print(client.locks.get("a").held, flush=True)
+        atexit.register(last)
+        lock = client.locks.with_lock("b", ttl=5)
+        lock.__enter__()
+        """,
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_a_fork_owns_nothing_and_takes_locks_of_its_own(server: VolcanoServer) -> None:
+    done = run(
+        server,
+        """
+        lock = client.locks.with_lock("parents", ttl=30)
+        guard = lock.__enter__()
+        busy = threading.Thread(target=lambda: [client.locks.get("x") for _ in range(200)])
+        busy.start()
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                assert guard.lost and guard.wait_lost()
+                try:
+                    lock.__exit__(None, None, None)
+                except LockLostError as error:
+                    assert "forked" in str(error), error
+                else:
+                    os._exit(1)
+                with client.locks.with_lock("childs", ttl=5) as own:
+                    before = own.lease
+                    assert not own.wait_lost(2.2)
+                    assert own.lease is not before, "not renewed"
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0, "the child failed"
+            if _ == 0 and not guard.lost and client.locks.get("parents").held:
+                print("held")
+                break
+        busy.join()
+        lock.__exit__(None, None, None)
+        print(client.locks.get("parents").held)
+        """,
+    )
+    assert done.stdout.split() == ["held", "False"]
+
+
+def test_a_fork_while_renewals_run_does_not_hang(server: VolcanoServer) -> None:
+    done = run(
+        server,
+        """
+        locks = [client.locks.with_lock(f"k{n}", ttl=5) for n in range(30)]
+        guards = [lock.__enter__() for lock in locks]
+        end = time.time() + 2.5
+        children = 0
+        while time.time() < end:
+            child = os.fork()
+            if child == 0:
+                signal.alarm(10)
+                lease = client.locks.acquire(f"child{os.getpid()}", ttl=5)
+                client.locks.release(lease.key, lease)
+                os._exit(0 if all(guard.lost for guard in guards) else 2)
+            assert os.waitpid(child, 0)[1] == 0
+            children += 1
+        assert not any(guard.lost for guard in guards)
+        for lock in locks:
+            lock.__exit__(None, None, None)
+        print(children > 10)
+        """,
+    )
+    assert done.stdout.strip() == "True"
+
+
+@pytest.mark.timeout(120)
+def test_an_interrupt_at_any_moment_leaves_no_lock_behind(server: VolcanoServer) -> None:
+    """300 interrupts at random moments of a loop of `with_lock`: the next taker never waits."""
+    done = run(
+        server,
+        """
+        import random
+        random.seed(20261129)
+        other = VolcanoClient(trust_env=False)
+        interrupts = 0
+        pid = os.getpid()
+        armed = threading.Event()
+        stop = False
+        def interrupter():
+            while not stop:
+                armed.wait()
+                armed.clear()
+                time.sleep(random.uniform(0, 0.006))
+                os.kill(pid, signal.SIGINT)
+        threading.Thread(target=interrupter, daemon=True).start()
+        left = []
+        for turn in range(300):
+            key = f"key-{turn}"
+            try:
+                armed.set()
+                while True:
+                    with client.locks.with_lock(key, ttl=600):
+                        pass
+            except KeyboardInterrupt:
+                interrupts += 1
+            left.append(key)
+        time.sleep(1.2)  # for what a worker had to finish, and what was dropped
+        held = [key for key in left if other.locks.get(key).held]
+        print(interrupts, len(held))
+        """,
+    )
+    interrupts, held = map(int, done.stdout.split())
+    assert interrupts == 300
+    assert held == 0
+
+
+def test_control_c_during_a_hang_ends_within_the_bounds(server: VolcanoServer) -> None:
+    done = run(
+        server,
+        """
+        import socket
+        quiet = socket.create_server(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{quiet.getsockname()[1]}"
+        silent = VolcanoClient(api_url=url, service_key="sk-1", trust_env=False)
+        import logging
+        logging.disable()
+        threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+        threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+        started = time.time()
+        try:
+            silent.locks.acquire("a", ttl=30)
+        except KeyboardInterrupt:
+            print(time.time() - started)
+        quiet.close()
+        silent.close()
+        """,
+    )
+    # 2 s for the answer and twice 2 s for the release
+    assert float(done.stdout) < 7.5
