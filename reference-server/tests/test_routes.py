@@ -503,6 +503,11 @@ def raw(method: bytes, target: bytes, *lines: bytes, body: bytes = b"") -> bytes
     return b"\r\n".join(head) + b"\r\n\r\n" + body
 
 
+def kept(request: bytes) -> bytes:
+    """The same, except that the client would keep the connection."""
+    return request.replace(b"Connection: close\r\n", b"")
+
+
 def parts(answer: bytes) -> tuple[int, dict[str, str], Any]:
     head, _, body = answer.partition(b"\r\n\r\n")
     status, *lines = head.decode().split("\r\n")
@@ -580,7 +585,7 @@ def test_what_is_no_http_is_a_json_400_and_the_end(
 
 def test_half_a_body_is_503_after_its_patience_and_the_end(shared: VolcanoServer) -> None:
     """The request is dropped undecided; a client may try again (400 would end its lease)."""
-    head = raw(b"POST", b"/locks/half/lease", b"Content-Length: 18")
+    head = kept(raw(b"POST", b"/locks/half/lease", b"Content-Length: 18"))
 
     status, headers, answer = parts(talk(shared, head + b'{"ttl_'))
 
@@ -593,12 +598,13 @@ def test_half_a_body_is_503_after_its_patience_and_the_end(shared: VolcanoServer
 
 
 def test_a_body_without_end_is_cut_off(shared: VolcanoServer) -> None:
-    head = raw(b"POST", b"/locks/endless/lease", b"Transfer-Encoding: chunked")
+    head = kept(raw(b"POST", b"/locks/endless/lease", b"Transfer-Encoding: chunked"))
     chunk = b"10000\r\n" + b"x" * 65_536 + b"\r\n"
 
     answer = talk(shared, head + chunk * 5)
 
     assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"connection: close\r\n" in answer
 
 
 def test_a_hang_up_in_mid_request_decides_nothing(shared: VolcanoServer, api: Api) -> None:
@@ -611,7 +617,7 @@ def test_a_hang_up_in_mid_request_decides_nothing(shared: VolcanoServer, api: Ap
 
 
 def test_one_packet_may_carry_several_requests(shared: VolcanoServer) -> None:
-    once = raw(b"GET", b"/locks/pipelined").replace(b"Connection: close\r\n", b"")
+    once = kept(raw(b"GET", b"/locks/pipelined"))
 
     answer = talk(shared, once * 3 + raw(b"GET", b"/locks/pipelined"))
 

@@ -44,6 +44,8 @@ def test_a_key_is_decoded_once(segment: bytes, key: str) -> None:
         b"_a",
         b"a%2Fb",
         b"a%252Fb",
+        b"a%253Ab",
+        b"%2561",
         b"a/b",
         b"a%00",
         b"a%0A",
