@@ -944,7 +944,7 @@ class TestTaskCancel:
 
         async with stage.client() as client:
             generator = ticks()
-            await asyncio.create_task(generator.__anext__())  # type: ignore[arg-type]
+            await asyncio.create_task(generator.__anext__())
             await asyncio.create_task(_close(generator))
 
         assert stage.wire.operations() == ["acquire", "release"]

@@ -2,10 +2,13 @@
 
 import json
 import socket
+import ssl
+import subprocess
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -189,8 +192,8 @@ async def _until_closed_by_peer(client: AsyncVolcanoClient) -> None:
     """A bounded wait for the FIN of the idle lane's connection."""
     [lane] = client._transports[0]._idle  # type: ignore[attr-defined]
     with anyio.fail_after(5):
-        while any(not connection.has_expired() for connection in lane._pool.connections):
-            await anyio.sleep(0.001)
+        while not all(one.has_expired() for one in lane._pool.connections):  # noqa: ASYNC110
+            await anyio.sleep(0.001)  # the kernel has no event for us
 
 
 async def test_a_connection_that_fails_after_the_send_is_never_sent_again() -> None:
@@ -356,14 +359,75 @@ async def test_the_environments_proxy_is_used_and_named(monkeypatch: pytest.Monk
     assert "hunter2" not in str(caught.value)
 
 
-async def test_tls_is_verified() -> None:
-    with serving(hangs) as server:
-        url = server.url.replace("http:", "https:")
-        lanes = Lanes(Settings(url), AsyncSystemClock())
-        outcome = await lanes.exchange(attempt(0.2), sent_at=AsyncSystemClock().now())
+async def test_a_proxy_that_refuses_reached_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(answers(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")) as proxy:
+        settings = Settings("https://volcano.test", proxy=proxy.url)
+        lanes = Lanes(settings, AsyncSystemClock())
+        outcome = await lanes.exchange(attempt(), sent_at=AsyncSystemClock().now())
 
-    assert lanes._endpoint._ssl_context is not None
-    assert lanes._endpoint._ssl_context.check_hostname
+    assert isinstance(outcome, Failure)
+    assert not outcome.reached
+    assert "the proxy refused: 403 Forbidden" in str(outcome.error)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A self-signed certificate of 127.0.0.1, with its key."""
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-keyout", str(path), "-out", str(path.with_suffix(".crt"))]
+    command += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(command, check=True, capture_output=True)
+    path.write_text(path.read_text() + path.with_suffix(".crt").read_text())
+    return path
+
+
+def over_tls(certificate: Path, script: Callable[[Any], None]) -> Callable[[socket.socket], None]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+
+    def secured(connection: socket.socket) -> None:
+        try:
+            with context.wrap_socket(connection, server_side=True) as secure:
+                script(secure)
+        except OSError:
+            pass  # the client did not trust us
+
+    return secured
+
+
+async def test_an_answer_comes_over_tls(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    with serving(over_tls(certificate, answers(FREE, FREE))) as server:
+        async with client_of(server.url.replace("http:", "https:")) as client:
+            assert not (await client.locks.get("k")).held
+            assert not (await client.locks.get("k")).held
+
+
+async def test_an_unknown_certificate_is_refused_before_anything_is_sent(
+    certificate: Path,
+) -> None:
+    with serving(over_tls(certificate, answers(FREE))) as server:
+        settings = Settings(server.url.replace("http:", "https:"))
+        lanes = Lanes(settings, AsyncSystemClock())
+        outcome = await lanes.exchange(attempt(), sent_at=AsyncSystemClock().now())
+
+    assert isinstance(outcome, Failure)
+    assert not outcome.reached
+
+
+async def test_a_hung_handshake_ends_and_closes_its_socket() -> None:
+    closed = threading.Event()
+
+    def script(connection: socket.socket) -> None:
+        hangs(connection)
+        closed.set()
+
+    with serving(script) as server:
+        lanes = Lanes(Settings(server.url.replace("http:", "https:")), AsyncSystemClock())
+        outcome = await lanes.exchange(attempt(0.1), sent_at=AsyncSystemClock().now())
+        assert closed.wait(5)
+
     assert isinstance(outcome, Failure)
     assert not outcome.reached
 
