@@ -2,7 +2,17 @@ import assert from 'node:assert/strict';
 import { createServer } from 'node:http';
 import { createServer as createSocketServer } from 'node:net';
 import { test } from 'node:test';
-import { clocks, ManualClock, operations, SERVICE_KEY, scripted, settle, transports, TOKEN, until } from './support.mjs';
+import {
+  clocks,
+  ManualClock,
+  operations,
+  SERVICE_KEY,
+  scripted,
+  settle,
+  TOKEN,
+  transports,
+  until,
+} from './support.mjs';
 
 const request = operations.get('a:b', { serviceKey: SERVICE_KEY, requestId: TOKEN });
 const attempt = { request, timeout: 10 };
@@ -227,7 +237,10 @@ test('a lane is free again when its work is over, be it by an error', async () =
   const lanes = new transports.Lanes(new ManualClock());
 
   for (let call = 0; call < 3 * transports.MOST_AT_ONCE; call++) {
-    await assert.rejects(lanes.run(1, undefined, () => Promise.reject(new Error('fault'))), /fault/);
+    await assert.rejects(
+      lanes.run(1, undefined, () => Promise.reject(new Error('fault'))),
+      /fault/,
+    );
   }
 
   assert.equal(await lanes.run(1, undefined, async () => 'done'), 'done');
