@@ -109,6 +109,7 @@ def test_contention_by_twenty_threads_has_one_winner_at_a_time(client: VolcanoCl
 
 @pytest.mark.timeout(120)
 def test_a_thousand_leases_share_a_few_threads_and_leave_none(client: VolcanoClient) -> None:
+    assert eventually(lambda: ours_but_the_server() == [])  # those of the tests before
     before = threading.active_count()
     locks = [client.locks.with_lock(f"key-{number}", ttl=30) for number in range(1000)]
     guards = [lock.__enter__() for lock in locks]
@@ -136,6 +137,7 @@ def test_sixty_leases_with_slow_renewals_are_not_lost_to_a_queue() -> None:
     with running_server() as server, client_of(server) as client:
         runtime = client._runtime
         runtime.transport = Slow(runtime.settings, runtime.timers)
+        assert eventually(lambda: ours_but_the_server() == [])
         before = threading.active_count()
         locks = [client.locks.with_lock(f"key-{number}", ttl=5) for number in range(60)]
         guards = [lock.__enter__() for lock in locks]

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import httpcore
 
-from volcano_sdk.endpoint import IDLE_LANES, LARGEST_ANSWER, Endpoint, failure, lower
+from volcano_sdk.endpoint import IDLE_LANES, LARGEST_ANSWER, TIME_IS_OVER, Endpoint, failure, lower
 from volcano_sdk.operations import EXIT_TRY_SECONDS, Answer, Failure, Outcome, Request, Try
 from volcano_sdk.settings import Settings
 from volcano_sdk.threads import Timer, Timers
@@ -169,7 +169,7 @@ class _Lane(httpcore.NetworkBackend):
         self._socket: socket.socket | None = None
         self._until = 0.0
         self._exchanges = 0
-        self._is_shut = False
+        self.is_shut = False
         self._timer: Timer | None = None
         self._shield: Shield | None = None
         self.reached = False
@@ -207,7 +207,7 @@ class _Lane(httpcore.NetworkBackend):
         with self._lock:
             if exchange not in (None, self._exchanges):
                 return  # that one has ended
-            self._is_shut = True
+            self.is_shut = True
             if self._socket is not None:
                 with contextlib.suppress(OSError):  # it is not connected any more
                     # Not SSLSocket's own shutdown, which changes what its reader is using.
@@ -262,21 +262,24 @@ class _Lane(httpcore.NetworkBackend):
 
     def bounded(self) -> socket.socket:
         """The socket, set to block no longer than the try may."""
-        if self._socket is None or self._is_shut:
+        if self._socket is None or self.is_shut:
             raise httpcore.ReadTimeout(self.over())
         self._socket.settimeout(self._timers.socket_timeout(self._until))
         return self._socket
 
     def raise_if_over(self, error: OSError) -> None:
         """Was it the try's end that ended it, or somebody who is not the network?"""
-        # A socket's own timeout may come a little early.
-        if self._is_shut or self._timers.now() >= self._until - 0.05:
+        if self.is_shut or self._is_late():
             raise httpcore.ReadTimeout(self.over()) from error
         if error.errno is None:
             raise error  # a signal's handler raised it: TimeoutError is an OSError
 
     def over(self) -> str:
-        return "closed by another thread" if self._is_shut else "no answer in time"
+        return TIME_IS_OVER if self._is_late() else "its connection was closed by our side"
+
+    def _is_late(self) -> bool:
+        # A socket's own timeout may come a little early.
+        return self._timers.now() >= self._until - 0.05
 
     def is_readable(self) -> bool:
         """An idle connection that can be read has been closed by the server."""
@@ -313,9 +316,12 @@ class _Stream(httpcore.NetworkStream):
         self._lane = lane
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002
-        while True:
+        received: list[bytes] = []
+        while not received:
             try:
-                return self._lane.bounded().recv(max_bytes)
+                waiting = self._lane.bounded()
+                # In one step: an interrupt between the two would drop what has arrived.
+                received.extend(map(waiting.recv, (max_bytes,)))
             except OSError as error:
                 self._lane.raise_if_over(error)
                 raise httpcore.ReadError(str(error)) from error
@@ -324,6 +330,9 @@ class _Stream(httpcore.NetworkStream):
             except BaseException as error:
                 if not self._lane.holds_back(error):
                     raise
+        if not received[0] and self._lane.is_shut:
+            raise httpcore.ReadTimeout(self._lane.over())
+        return received[0]
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002
         if buffer:
