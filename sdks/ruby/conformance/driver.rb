@@ -179,11 +179,11 @@ class Driver
   def quiet
     patience = Process.clock_gettime(Process::CLOCK_MONOTONIC) + QUIET_PATIENCE
     calm = 0
-    while calm < 4
+    while calm < 3
       raise "not quiet: #{restless}" if Process.clock_gettime(Process::CLOCK_MONOTONIC) > patience
 
       calm = restless.empty? ? calm + 1 : 0
-      sleep(0.0002)
+      sleep(0.0002) if calm < 3
     end
   end
 

@@ -150,7 +150,6 @@ module Volcano
       http.use_ssl = @uri.scheme == "https"
       http.max_retries = 0
       http.keep_alive_timeout = 2 * IDLE_SECONDS # ours ends first
-      http.ignore_eof = false if http.respond_to?(:ignore_eof=)
       http
     end
 
@@ -298,6 +297,7 @@ module Volcano
         body = String.new
         wire = Wire.new(@try.request, @transport.path(@try.request.path), self)
         response = @lane.request(wire) { |answer| answer.read_body { |part| append(body, part) } }
+        raise EOFError, "the answer ends early" if body.bytesize < response.content_length.to_i # Net::HTTP lets it pass
         Operations::Answer.new(sent_at: @sent_at, status: response.code.to_i, headers: response.each_header.to_h, body: body)
       rescue *BROKEN => error
         failure("got no answer from #{@transport.destination}: #{why(error)}", error)
