@@ -276,6 +276,11 @@ class Guard:
             self.lose(self.last_failure)
         return self.loss is not None
 
+    @property
+    def lost(self) -> bool:
+        """What the user asks."""
+        return self.look()
+
     def lose(self, cause: VolcanoError | None) -> None:
         if self.loss is not None or self.over:
             return
@@ -295,7 +300,14 @@ class Guard:
 
 
 class Sdk:
+    """Its attributes and small methods are the places where the broken drivers are broken."""
+
     rules = Rules()
+    guard_class = Guard
+    final = FINAL
+    acquire_tries = 2
+    exit_seconds = 2.0
+    longest = LONGEST
 
     def __init__(
         self,
@@ -327,12 +339,16 @@ class Sdk:
         self, key: Any, lease: Lease, ttl: Any, request_id: str | None = None
     ) -> Lease:
         self._check(key, ttl=ttl, lease=lease)
-        if guard := self.guards.get(lease.token):
-            guard.shorten(self.clock.now, ttl)
+        sent, guard = self.clock.now, self.guards.get(lease.token)
+        if guard:
+            guard.shorten(sent, ttl)
         response = await self._send(
             "PATCH", key, lease.token, ttl, request_id or new_id(), self.timeout
         )
-        return self._lease_of(response, key, lease.token, 200)
+        renewed = self._lease_of(response, key, lease.token, 200)
+        if guard:
+            guard.extend(self.rules.worth(sent, self.clock.now, guard.ttl, expires_in(response)))
+        return renewed
 
     async def release(self, key: Any, lease: Lease, request_id: str | None = None) -> None:
         self._check(key, lease=lease)
@@ -361,14 +377,17 @@ class Sdk:
     async def close(self) -> None:
         held = [guard for guard in self.guards.values() if not guard.over]
         for guard in held:
-            guard.closed = True
-            guard.lose(None)
+            self._lose_at_close(guard)
         outcomes = await asyncio.gather(
             *(self._leave(guard) for guard in held), return_exceptions=True
         )
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
+
+    def _lose_at_close(self, guard: Guard) -> None:
+        guard.closed = True
+        guard.lose(None)
 
     # -------------------------------------------------------- with_lock
 
@@ -382,26 +401,31 @@ class Sdk:
         request_id: str | None = None,
     ) -> Any:
         lease, sent, worth = await self._granted(key, ttl, token, request_id, give_back=True)
-        guard = Guard(
-            lease, ttl, worth, self.first_sent + LONGEST, sent, self.clock, self.rules, on_lost
+        guard = self.guard_class(
+            lease, ttl, worth, self.first_sent + self.longest, sent, self.clock, self.rules, on_lost
         )
-        if self.clock.now >= guard.stop:
+        if not self._may_start(guard):
             await self._give_back(lease.key, lease.token)
             raise LockLostError("the answer came after the stop time: the body did not start")
         self.guards[lease.token] = guard
         chores = [self._spawn(self._watch(guard))]
         try:
-            if self.clock.now >= self._next_renewal(guard):
+            if self._is_due(guard):
                 await self._renew_once(guard)
-            if guard.look():
-                assert guard.loss is not None
-                raise guard.loss
+            if not self._may_start(guard):
+                raise guard.loss or LockLostError()
             chores.append(self._spawn(self._renew_for_ever(guard)))
             return await self._run(guard, body)
         finally:
-            self._stop(chores)
+            await self._stop(chores)
             self.guards.pop(lease.token, None)
             await self._exit(guard, sys.exc_info()[1])
+
+    def _may_start(self, guard: Guard) -> bool:
+        return guard.loss is None and self.clock.now < guard.stop
+
+    def _is_due(self, guard: Guard) -> bool:
+        return self.clock.now >= self._next_renewal(guard)
 
     async def _run(self, guard: Guard, body: Callable[[Guard], Awaitable[Any]]) -> Any:
         try:
@@ -415,7 +439,7 @@ class Sdk:
             raise guard.loss
         return result
 
-    def _stop(self, chores: list[asyncio.Task[Any]]) -> None:
+    async def _stop(self, chores: list[asyncio.Task[Any]]) -> None:
         for task in chores:
             task.cancel()
 
@@ -435,10 +459,19 @@ class Sdk:
     async def _leave(self, guard: Guard) -> None:
         lost, guard.over = guard.loss is not None, True
         try:
-            await self._release_tries(guard.lease.key, guard.lease.token, tries=1 if lost else 2)
+            await self._release_tries(
+                guard.lease.key, guard.lease.token, self._tries_to_release(lost=lost)
+            )
         except ConflictError as conflict:
             if not lost:
                 raise LockLostError("the lock was no longer ours at its release") from conflict
+
+    def _tries_to_release(self, *, lost: bool) -> int:
+        return 1 if lost else 2
+
+    def _means_released(self, status: int, number: int) -> bool:
+        """A 409 to the second try: the first one worked."""
+        return status == 204 or (status == 409 and number > 0)
 
     async def _release_tries(self, key: str, token: str, tries: int) -> None:
         request_id = new_id()
@@ -447,11 +480,13 @@ class Sdk:
             if number:
                 request_id = self._retry_id(request_id)
             try:
-                response = await self._send("DELETE", key, token, None, request_id, 2.0)
+                response = await self._send(
+                    "DELETE", key, token, None, request_id, self.exit_seconds
+                )
             except TransportError as error:
                 failure = error
                 continue
-            if response.status == 204 or (number and response.status == 409):
+            if self._means_released(response.status, number):
                 return
             failure = response.error()
             if response.status < 500:
@@ -520,7 +555,7 @@ class Sdk:
         return False
 
     def _accept(self, guard: Guard, response: Response, sent: float) -> bool:
-        if response.status in FINAL:
+        if response.status in self.final:
             guard.lose(response.error())
             return False
         try:
@@ -528,7 +563,7 @@ class Sdk:
         except VolcanoError as error:
             guard.last_failure = error
             return False
-        if lease.fencing_token != guard.lease.fencing_token:
+        if not self._is_same(guard.lease, lease):
             guard.lose(None)
             return False
         guard.lease, guard.sent = lease, sent
@@ -536,6 +571,9 @@ class Sdk:
             self.rules.worth(sent, self.clock.now, guard.ttl, expires_in(response))
         )
         return True
+
+    def _is_same(self, old: Lease, new: Lease) -> bool:
+        return old.fencing_token == new.fencing_token
 
     async def _watch(self, guard: Guard) -> None:
         """Announces the loss at the stop time, whatever the network does."""
@@ -583,7 +621,7 @@ class Sdk:
     ) -> tuple[Lease, float, float]:
         self.first_sent = self.clock.now
         unknown, failure = False, VolcanoError()
-        for number in range(2):
+        for number in range(self.acquire_tries):
             if number:
                 token, request_id = self._retry_token(token), self._retry_id(request_id)
             sent = self.clock.now
@@ -621,10 +659,13 @@ class Sdk:
         del guard
         return new_id()
 
+    def _is_key(self, key: str) -> bool:
+        return KEY.fullmatch(key) is not None
+
     def _check(
         self, key: Any, *, ttl: Any = 5, lease: Lease | None = None, token: str | None = None
     ) -> None:
-        if not isinstance(key, str) or KEY.fullmatch(key) is None:
+        if not isinstance(key, str) or not self._is_key(key):
             raise ValueError(f"key must match {KEY.pattern}, not {key!r}")
         if not isinstance(ttl, int) or isinstance(ttl, bool) or not 5 <= ttl <= 7_776_000:
             raise ValueError(f"ttl must be a whole number of seconds from 5 to 7776000: {ttl!r}")
@@ -698,6 +739,9 @@ class ReferenceDriver:
     sdk_class: type[Sdk] = Sdk
 
     def __init__(self) -> None:
+        self.start_over()
+
+    def start_over(self) -> None:
         self.clock: VirtualClock | RealClock = VirtualClock()
         self.sdk: Sdk | None = None
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -736,7 +780,7 @@ class ReferenceDriver:
         for task in [*self.tasks.values(), *(self.sdk.background if self.sdk else ())]:
             task.cancel()
         await quiet()
-        self.__init__()  # type: ignore[misc]
+        self.start_over()
         self.clock = VirtualClock() if clock == "virtual" else RealClock()
         self.sdk = self.sdk_class(base_url, service_key, self.clock, timeout)
         return {
@@ -784,7 +828,7 @@ class ReferenceDriver:
 
     async def do_look(self, call: str) -> dict[str, Any]:
         guard = self.guards[call]
-        lost, lease = guard.look(), guard.lease
+        lost, lease = guard.lost, guard.lease
         return {"lost": lost, "fencing_token": lease.fencing_token, "expires_at": lease.expires_at}
 
     async def do_acquire(self, call: str, **given: Any) -> None:

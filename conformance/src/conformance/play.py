@@ -273,6 +273,11 @@ class Play:
         raise Mismatch("sleeps", wanted, seconds)
 
     def _sees(self, player: Player, step: Step) -> None:
+        if step["sees"] == "nothing":
+            self._come_to_rest(player)
+            if events := player.driver.events():
+                raise Mismatch("sees", "nothing", events[0])
+            return
         wanted_call = step.get("call")
 
         def find() -> dict[str, Any] | None:
