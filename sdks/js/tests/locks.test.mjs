@@ -78,6 +78,7 @@ test('each way out of the callback releases, and its value or error arrives as i
     [() => 5, { data: 5, error: null }],
     [() => undefined, { data: undefined, error: null }],
     [async () => 'later', { data: 'later', error: null }],
+    // biome-ignore lint/suspicious/noThenProperty: a thenable that is no promise is the subject
     [() => ({ then: (resolve) => resolve('from a thenable') }), { data: 'from a thenable', error: null }],
     [
       () => {
@@ -658,7 +659,13 @@ test('of many renewals that are due at once those with the least left go first, 
   const wakes = [];
   const sent = [];
   const loop = new Renewals({
-    clock: { now: () => now, at: (when, wake) => (wakes.push({ when, wake }), () => {}) },
+    clock: {
+      now: () => now,
+      at: (when, wake) => {
+        wakes.push({ when, wake });
+        return () => {};
+      },
+    },
     timeout: 10,
     jitter: () => 0,
     send: ({ request }) => new Promise((resolve) => sent.push({ request, resolve })),
