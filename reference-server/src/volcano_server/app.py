@@ -8,6 +8,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Receive, Scope, Send
 
 from volcano_server.access import Access, AccessError
 from volcano_server.batch import BatchQueue
@@ -76,7 +78,7 @@ def create_app(
             await queue.close()
             await store.close()
 
-    app = Starlette(
+    app = _LockApp(
         routes=[
             LockRoute(service, metrics, log),
             *operator_routes(service, metrics, log),
@@ -87,6 +89,23 @@ def create_app(
     )
     app.router.redirect_slashes = False  # a redirect is not JSON, and no client follows one
     return app
+
+
+class _LockApp(Starlette):
+    """Asks the first route before anything else.
+
+    It answers its own faults, so Starlette's middleware and the search for a route would only cost
+    time: a third of what the app takes for a request.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self.routes[0]
+        match, found = route.matches(scope)
+        if match is Match.FULL:
+            scope.update(found)
+            await route.handle(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 async def _refresh(access: Access, log: Log, pause: float) -> None:

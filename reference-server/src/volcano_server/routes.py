@@ -12,15 +12,19 @@ another route, and answered without Request and Response objects: they are the h
 
 import asyncio
 import json
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
+from itertools import accumulate
 from time import perf_counter
 from typing import Any
 
 import prometheus_client
 import yaml
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -289,34 +293,48 @@ def _printable(scope: Scope) -> str:
 # ---------------------------------------------------------------- for operators
 
 
-class Metrics:
-    """Counters in a registry of their own, served at /metrics."""
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class Metrics(Collector):
+    """Counts of lock requests, in a registry of their own, served at /metrics.
+
+    Plain numbers that only the event loop touches, turned into metrics when somebody asks: the
+    library's own counter and histogram take a lock each, 4 µs a request.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "volcano_lock_requests",
-            "Lock requests answered",
-            ("operation", "outcome"),
-            registry=self.registry,
-        )
-        seconds = Histogram(
-            "volcano_lock_request_seconds",
-            "Time from a lock request's head to its answer",
-            ("operation",),
-            registry=self.registry,
-            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
-        )
-        self._seconds = {each: seconds.labels(each.value) for each in Operation}
-        self._counters: dict[tuple[Operation, str], Counter] = {}
+        self.registry.register(self)
+        # By operation and outcome: {(ACQUIRE, "granted"): 17}
+        self._answered: dict[tuple[Operation, str], int] = {}
+        # By the first bucket that holds them, the slower rest last: {ACQUIRE: [12, 4, 1, 0, ...]}
+        self._buckets = {each: [0] * (len(_BUCKETS) + 1) for each in Operation}
+        self._seconds = dict.fromkeys(Operation, 0.0)
 
     def count(self, operation: Operation, outcome: str, seconds: float) -> None:
-        counter = self._counters.get((operation, outcome))
-        if counter is None:
-            counter = self._requests.labels(operation.value, outcome)
-            self._counters[operation, outcome] = counter
-        counter.inc()
-        self._seconds[operation].observe(seconds)
+        answered = self._answered
+        answered[operation, outcome] = answered.get((operation, outcome), 0) + 1
+        self._buckets[operation][bisect_left(_BUCKETS, seconds)] += 1
+        self._seconds[operation] += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "volcano_lock_requests", "Lock requests answered", labels=("operation", "outcome")
+        )
+        for (operation, outcome), number in self._answered.items():
+            requests.add_metric((operation.value, outcome), number)
+        yield requests
+        seconds = HistogramMetricFamily(
+            "volcano_lock_request_seconds",
+            "Time from a lock request's head to its answer",
+            labels=("operation",),
+        )
+        bounds = [*map(str, _BUCKETS), "+Inf"]
+        for operation, found in self._buckets.items():
+            buckets = list(zip(bounds, accumulate(found), strict=True))
+            seconds.add_metric((operation.value,), buckets, self._seconds[operation])
+        yield seconds
 
 
 @cache
