@@ -910,3 +910,10 @@ def test_nothing_that_is_logged_shows_a_secret(
     for secret in (TOKEN, "sk-stage"):
         assert secret not in caplog.text + told
     assert PermissionDeniedError.__mro__[1] is AuthenticationError
+
+
+def test_an_end_without_a_beginning_does_nothing(stage: Stage) -> None:
+    lock = stage.locks.with_lock("a", ttl=30)
+
+    assert lock.__exit__(None, None, None) is False
+    assert stage.wire.sent == []

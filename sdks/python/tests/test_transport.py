@@ -494,6 +494,35 @@ def test_a_timer_of_an_exchange_that_has_ended_harms_no_later_one(
     wire.close()
 
 
+def test_a_lane_that_was_shut_neither_waits_nor_sends() -> None:
+    wire = lanes("http://127.0.0.1:1")
+    lane = wire._take()
+    ours, theirs = socket.socketpair()
+    lane.use(ours)
+    lane.shut()
+
+    with pytest.raises(httpcore.ReadTimeout):
+        transport._Stream(lane).read(1)
+    with pytest.raises(httpcore.ReadTimeout):
+        transport._Stream(lane).write(b"x")
+    lane.close()
+    theirs.close()
+
+
+def test_a_send_into_a_closed_connection_is_an_error_of_the_network() -> None:
+    wire = lanes("http://127.0.0.1:1")
+    lane = wire._take()
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    lane.use(ours)
+    lane._limit(wire._timers.now() + PATIENCE)
+
+    with pytest.raises(httpcore.WriteError, match="Broken pipe"):
+        transport._Stream(lane).write(b"x")
+    assert lane.reached
+    lane.close()
+
+
 # --- interrupts
 
 

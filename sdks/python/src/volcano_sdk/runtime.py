@@ -154,6 +154,7 @@ class Runtime:
                 return
             self.is_closed = True
             held = [one for several in self.running.values() for one in several]
+            self.running.clear()  # their threads may go
             for one in held:
                 one.lose("was lost: its client was closed")
         failures = self._release_all(held)
@@ -237,5 +238,5 @@ def _in_child() -> None:
         runtime.become_child()
 
 
-if hasattr(os, "register_at_fork"):
+if hasattr(os, "register_at_fork"):  # pragma: no branch  Windows has no fork
     os.register_at_fork(after_in_child=_in_child)
