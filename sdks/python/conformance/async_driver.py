@@ -130,7 +130,7 @@ class Session:
             service_key=hello["service_key"],
             timeout=hello.get("timeout"),
             trust_env=False,
-            clock=self.clock,
+            _clock=self.clock,
         )
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.guards: dict[str, AsyncLockGuard] = {}

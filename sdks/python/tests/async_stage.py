@@ -200,7 +200,7 @@ class Stage:
 
     def client(self, **options: Any) -> AsyncVolcanoClient:
         chosen = {"api_url": "http://127.0.0.1:9", "service_key": "sk-test", **options}
-        client = AsyncVolcanoClient(clock=self.clock, trust_env=False, **chosen)
+        client = AsyncVolcanoClient(_clock=self.clock, trust_env=False, **chosen)
         client._transports = (self.wire,)
         client._calls._transport = self.wire
         client._renewals._transport = self.wire

@@ -1,4 +1,4 @@
-# ruff: noqa: PT012  the body of a with_lock is what is tested, and its nesting matters
+
 """The async client against the real server, over real sockets; the test moves both clocks."""
 
 import asyncio
@@ -30,7 +30,7 @@ class World:
             api_url=self.server.url,
             service_key=self.server.service_key,
             trust_env=False,
-            clock=self.clock,
+            _clock=self.clock,
         )
 
     async def pass_time(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-# ruff: noqa: PT012, SIM117  the body of a with_lock is what is tested, and its nesting matters
+
 import asyncio
 import logging
 import uuid
@@ -840,6 +840,21 @@ async def test_the_users_cancellation_wins_over_a_loss_of_the_same_moment(stage:
             call.scope.cancel()
             assert guard.lost
             await anyio.sleep_forever()
+
+    async with stage.client() as client, anyio.create_task_group() as tasks:
+        call = Call(tasks, hold)
+
+    assert call.was_cancelled
+    assert call.error is None
+
+
+async def test_the_users_cancellation_wins_also_when_nothing_is_left_to_release(
+    stage: Stage,
+) -> None:
+    async def hold() -> None:
+        async with client.locks.with_lock("k", ttl=5):
+            call.scope.cancel()
+            await client.aclose()
 
     async with stage.client() as client, anyio.create_task_group() as tasks:
         call = Call(tasks, hold)

@@ -541,6 +541,18 @@ async def test_closing_cuts_off_what_hangs_on_an_injected_client(
     assert transport._running == {}
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_client_may_be_made_before_there_is_an_event_loop(backend: str) -> None:
+    client = client_of("http://127.0.0.1:1")
+
+    async def use() -> None:
+        async with client:
+            with pytest.raises(TransportError, match="could not reach"):
+                await client.locks.get("k")
+
+    anyio.run(use, backend=backend)
+
+
 def test_importing_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -10,9 +10,9 @@ from anyio.abc import TaskGroup
 from volcano_sdk.async_calls import Calls
 from volcano_sdk.async_clock import AsyncClock, AsyncSystemClock
 from volcano_sdk.async_locks import AsyncLocks
-from volcano_sdk.async_renewal import Renewals, log
+from volcano_sdk.async_renewal import Renewals
 from volcano_sdk.async_transport import AsyncTransport, InjectedTransport, Lanes
-from volcano_sdk.errors import VolcanoError
+from volcano_sdk.errors import VolcanoError, put_beside
 from volcano_sdk.settings import Settings
 
 
@@ -41,16 +41,16 @@ class AsyncVolcanoClient:
         timeout: float | None = None,
         http_client: Any = None,
         trust_env: bool = True,
-        clock: AsyncClock | None = None,
+        _clock: AsyncClock | None = None,
     ) -> None:
         settings = Settings.resolve(
             api_url=api_url,
             anon_key=anon_key,
             service_key=service_key,
             timeout=timeout,
-            trust_env=trust_env,
+            trust_env=trust_env and http_client is None,
         )
-        clock = clock or AsyncSystemClock()
+        clock = _clock or AsyncSystemClock()
         self._transports: tuple[AsyncTransport, ...]  # for calls, for renewals
         if http_client is None:
             self._transports = (Lanes(settings, clock), Lanes(settings, clock))
@@ -85,7 +85,7 @@ class AsyncVolcanoClient:
         except VolcanoError as error:
             if exc is None:
                 raise
-            log.warning("a lock was not released when its client was closed: %s", error)
+            put_beside(exc, error)
         finally:
             # Not told of `exc`: the user's error must not come out in a group of ours.
             await self._tasks.__aexit__(None, None, None)

@@ -38,6 +38,8 @@ class AsyncLockGuard:
 
         False when the time is over, or the body ended with the lock still ours.
         """
+        if timeout is not None and math.isnan(timeout):
+            raise ValueError("timeout must be a number of seconds or None; got nan")
         until = math.inf if timeout is None else self._clock.now() + timeout
         while not self.lost and not self._held.over.is_set() and self._clock.now() < until:
             await self._clock.wait(self._held.over, until)
