@@ -174,7 +174,7 @@ class ObservedWorkers(Workers):
         super().__init__(most, bool, name)
         self._activity = activity
 
-    def submit(self, job: Callable[[], None], *, urgency: float = 0.0) -> None:
+    def submit(self, job: Callable[[], object], *, urgency: float = 0.0) -> None:
         def observed() -> None:
             try:
                 job()

@@ -77,14 +77,14 @@ class ManualWorkers(Workers):
 
     def __init__(self) -> None:
         super().__init__(0, bool, "manual")
-        self.jobs: list[Callable[[], None]] = []
+        self.jobs: list[Callable[[], object]] = []
         self.refuses = False
 
     def start(self) -> None:
         if self.refuses:
             raise RuntimeError("can't start new thread")
 
-    def submit(self, job: Callable[[], None], *, urgency: float = 0.0) -> None:
+    def submit(self, job: Callable[[], object], *, urgency: float = 0.0) -> None:
         self.start()
         self.jobs.append(job)
 

@@ -23,7 +23,7 @@ def test_what_an_error_did_not_come_with_is_none() -> None:
 def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
     try:
         raise error from cause
-    except BaseException as caught:
+    except BaseException as caught:  # noqa: BLE001
         return caught
 
 

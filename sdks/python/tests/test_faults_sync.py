@@ -1,7 +1,6 @@
 """What really happened to users of other lock libraries, against a real server and real threads."""
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -10,9 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from volcano_server.testing import VolcanoServer, running_server
 
 from volcano_sdk import ConflictError, LockLostError, VolcanoClient, VolcanoError
+from volcano_sdk.operations import Outcome, Try
+from volcano_sdk.transport import Lanes, Shield
+from volcano_server.testing import VolcanoServer, running_server
 
 PATIENCE = 20.0
 
@@ -93,7 +94,7 @@ def test_contention_by_twenty_threads_has_one_winner_at_a_time(client: VolcanoCl
                     inside.pop()
             except ConflictError:
                 pass
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001
                 failures.append(error)
 
     threads = [threading.Thread(target=work) for _ in range(20)]
@@ -126,10 +127,9 @@ def test_a_thousand_leases_share_a_few_threads_and_leave_none(client: VolcanoCli
 @pytest.mark.timeout(60)
 def test_sixty_leases_with_slow_renewals_are_not_lost_to_a_queue() -> None:
     """Each renewal takes 200 ms, TTL 5: protocol.md's own bound for a few threads."""
-    from volcano_sdk.transport import Lanes, Shield
 
     class Slow(Lanes):
-        def exchange(self, attempt, *, shield: Shield | None = None):
+        def exchange(self, attempt: Try, *, shield: Shield | None = None) -> Outcome:
             if attempt.request.operation == "renew":
                 time.sleep(0.2)
             return super().exchange(attempt, shield=shield)
@@ -172,7 +172,8 @@ def test_threads_that_cannot_be_started_are_said_so_and_the_lock_is_free(
 
 def test_closing_the_client_loses_and_releases_what_runs(server: VolcanoServer) -> None:
     client = client_of(server)
-    started, lost = threading.Barrier(4), []
+    started = threading.Barrier(4)
+    lost: list[object] = []
 
     def work(key: str) -> None:
         try:

@@ -61,7 +61,12 @@ def test_a_wait_of_not_a_number_is_refused(stage: Stage) -> None:
 def test_a_waiter_is_let_go_when_the_body_ends(stage: Stage) -> None:
     waiting = threading.Event()
     answers: list[bool] = []
-    stage.timers.wait = lambda event: (waiting.set(), event.wait(10))  # type: ignore[method-assign]
+
+    def wait(event: threading.Event) -> None:
+        waiting.set()
+        event.wait(10)
+
+    stage.timers.wait = wait  # type: ignore[method-assign]
     with stage.locks.with_lock("a", ttl=30) as guard:
         thread = threading.Thread(target=lambda: answers.append(guard.wait_lost()))
         thread.start()

@@ -15,8 +15,8 @@ from volcano_sdk.errors import (
 )
 from volcano_sdk.lease import LockLease, LockState
 from volcano_sdk.operations import (
-    AcquireFailedError,
     Acquired,
+    AcquireFailedError,
     Answer,
     Failure,
     Outcome,
@@ -93,7 +93,7 @@ def test_a_token_is_sent_in_its_canonical_form(form: object) -> None:
 
 @pytest.mark.parametrize("form", ["secret-but-no-uuid", "", 7, None, b"x"])
 def test_a_refused_token_is_not_shown(form: object) -> None:
-    with pytest.raises(ValueError, match="token must be a UUID; got a .* that is none") as refusal:
+    with pytest.raises(ValueError, match=r"token must be a UUID; got a .* that is none") as refusal:
         operations.checked_token(form)
 
     assert "secret" not in str(refusal.value)

@@ -1,7 +1,8 @@
 import gc
 import threading
 
-from sync_stage import SETTINGS, ScriptedTransport, Stage, refused
+import pytest
+from sync_stage import SETTINGS, ManualTimers, ScriptedTransport, Stage, refused
 
 from volcano_sdk import runtime, threads
 from volcano_sdk.errors import LockLostError
@@ -11,11 +12,13 @@ from volcano_sdk.runtime import Runtime
 PATIENCE = 10.0
 
 
-def test_a_callback_runs_on_a_thread_of_its_own_that_goes_again(monkeypatch) -> None:
+def test_a_callback_runs_on_a_thread_of_its_own_that_goes_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(threads, "LINGER", 0.05)
     calls: list[tuple[str, LockLostError]] = []
     called = threading.Event()
-    real = Runtime(SETTINGS, transport=lambda timers: ScriptedTransport(timers))  # type: ignore[arg-type]
+    real = Runtime(SETTINGS, transport=lambda _: ScriptedTransport(ManualTimers()))
     locks = Locks(real)
     lock = locks.with_lock("a", ttl=30)
     guard = lock.__enter__()

@@ -26,7 +26,7 @@ from volcano_sdk.transport import Injected, Lanes, Shield
 PATIENCE = 10.0
 TOKEN = "4b5c3f7e-8f0c-4c3b-9a55-0d9d3c0f7a11"
 OK = b"HTTP/1.1 204 No Content\r\n\r\n"
-Handler = Callable[[socket.socket], None]
+Handler = Callable[[socket.socket], object]
 
 
 def attempt(operation: str = "acquire", timeout: float = PATIENCE) -> Try:
@@ -36,11 +36,15 @@ def attempt(operation: str = "acquire", timeout: float = PATIENCE) -> Try:
     return Try(operations.get("a:b", **identity), timeout)
 
 
+def real_timers() -> TimerThread:
+    return TimerThread(SystemClock(), lambda: False)
+
+
 def lanes(url: str, timers: TimerThread | None = None, **settings: str | None) -> Lanes:
     found = Settings.resolve(api_url=url, service_key="sk-wire", trust_env=False)
     if settings:
         found = Settings(found.api_url, service_key="sk-wire", **settings)  # type: ignore[arg-type]
-    return Lanes(found, timers or TimerThread(SystemClock(), lambda: False))
+    return Lanes(found, timers or real_timers())
 
 
 class RawServer:
@@ -105,7 +109,7 @@ def heard(connection: socket.socket) -> bytes:
     return data
 
 
-def answers(data: bytes, *, then: Callable[[socket.socket], None] | None = None) -> Handler:
+def answers(data: bytes, *, then: Handler | None = None) -> Handler:
     def handle(connection: socket.socket) -> None:
         while heard(connection):
             connection.sendall(data)
@@ -264,8 +268,12 @@ def test_every_address_of_a_name_is_tried(
 
 @pytest.mark.parametrize(
     "handler",
-    [resets, answers(b""), answers(b"HTTP/1.1 201 Created\r\n", then=socket.socket.close)]
-    + [answers(data, then=lambda connection: None) for data in (b"junk\r\n\r\n",)],
+    [
+        resets,
+        answers(b""),
+        answers(b"HTTP/1.1 201 Created\r\n", then=socket.socket.close),
+        answers(b"junk\r\n\r\n", then=lambda connection: None),
+    ],
 )
 def test_no_good_answer_after_a_connection_may_have_reached_the_server(
     handler: Handler, serve: Callable[..., RawServer]
@@ -314,7 +322,7 @@ def test_a_send_that_the_server_does_not_take_in_is_given_up_in_time(
     serve: Callable[..., RawServer],
 ) -> None:
     release = threading.Event()
-    server = serve(lambda connection: release.wait(PATIENCE) and None)
+    server = serve(lambda connection: release.wait(PATIENCE))
     request = operations.Request("acquire", "POST", "/x", attempt().request.headers, b"x" * 20**6)
 
     failure = failed(lanes(server.url), Try(request, 0.3))
@@ -526,7 +534,7 @@ def test_a_send_into_a_closed_connection_is_an_error_of_the_network() -> None:
 # --- interrupts
 
 
-class Interrupted(Exception):
+class InterruptedByTestError(Exception):
     """What a signal's handler raises."""
 
 
@@ -580,17 +588,19 @@ def test_the_second_interrupt_goes_through(serve: Callable[..., RawServer]) -> N
 
 def test_without_a_shield_an_interrupt_goes_through(serve: Callable[..., RawServer]) -> None:
     wire = lanes(serve(interrupts(1, OK)).url)
-    with handler(Interrupted()), pytest.raises(Interrupted):
+    with handler(InterruptedByTestError()), pytest.raises(InterruptedByTestError):
         wire.exchange(attempt())
     wire.close()
 
 
-@pytest.mark.parametrize("timers", [None, PushedTimers])
+@pytest.mark.parametrize("timers", [real_timers, PushedTimers])
 def test_an_interrupt_leaves_an_answer_only_a_little_time(
-    serve: Callable[..., RawServer], timers: type[PushedTimers] | None, monkeypatch
+    serve: Callable[..., RawServer],
+    timers: Callable[[], TimerThread],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(transport, "EXIT_TRY_SECONDS", 0.2)
-    wire = lanes(serve(interrupts(1, OK, pause=0.5)).url, timers and timers())
+    wire = lanes(serve(interrupts(1, OK, pause=0.5)).url, timers())
     shield = Shield()
     with handler(KeyboardInterrupt()):
         failure = wire.exchange(attempt(), shield=shield)
@@ -676,9 +686,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A self-signed certificate of 127.0.0.1, with its key."""
     path = tmp_path_factory.mktemp("tls") / "server.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-        + ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-        + ["-keyout", str(path), "-out", f"{path}.crt"],
+        f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1"
+        f" -addext subjectAltName=IP:127.0.0.1 -keyout {path} -out {path}.crt".split(),
         check=True,
         capture_output=True,
     )
@@ -713,19 +722,19 @@ def test_tls_is_spoken_and_the_certificate_checked(
     wire.close()
 
 
-@pytest.mark.parametrize("timers", [None, PushedTimers])
+@pytest.mark.parametrize("timers", [real_timers, PushedTimers])
 def test_a_hanging_tls_server_is_given_up_in_time(
     serve: Callable[..., RawServer],
     certificate: Path,
     monkeypatch: pytest.MonkeyPatch,
-    timers: type[PushedTimers] | None,
+    timers: Callable[[], TimerThread],
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", f"{certificate}.crt")
     server = serve(over_tls(certificate, hangs), hangs)
     url = server.url.replace("http:", "https:")
 
-    assert failed(lanes(url, timers and timers()), attempt(timeout=0.3)).reached
-    assert not failed(lanes(url, timers and timers()), attempt(timeout=0.3)).reached
+    assert failed(lanes(url, timers()), attempt(timeout=0.3)).reached
+    assert not failed(lanes(url, timers()), attempt(timeout=0.3)).reached
 
 
 # --- an injected client

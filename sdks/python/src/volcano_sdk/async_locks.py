@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Callable
 from types import TracebackType
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from anyio.lowlevel import checkpoint_if_cancelled
 
@@ -204,7 +204,7 @@ class WithLock:
         exc_type: type[BaseException] | None,
         exc: BaseException | None,
         traceback: TracebackType | None,
-    ) -> bool:
+    ) -> Literal[False]:
         held = self._held
         assert held is not None
         held.look()

@@ -131,7 +131,7 @@ class Workers:
         self._is_needed = is_needed
         self._name = name
         self._changed = threading.Condition()
-        self._jobs: list[tuple[float, int, Callable[[], None]]] = []
+        self._jobs: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
         self._threads = 0
         self._idle = 0
@@ -142,7 +142,7 @@ class Workers:
             if self._threads == 0:
                 self._add()
 
-    def submit(self, job: Callable[[], None], *, urgency: float = 0.0) -> None:
+    def submit(self, job: Callable[[], object], *, urgency: float = 0.0) -> None:
         """Do it soon, the lowest `urgency` first.  RuntimeError where there is no thread for it."""
         with self._changed:
             heapq.heappush(self._jobs, (urgency, next(self._numbers), job))
@@ -166,7 +166,7 @@ class Workers:
             job()
             del job  # an idle thread keeps nothing alive
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self) -> Callable[[], object] | None:
         with self._changed:
             while not self._jobs:
                 self._idle += 1
@@ -178,7 +178,7 @@ class Workers:
             return heapq.heappop(self._jobs)[2]
 
 
-def _started(run: Callable[[], None], name: str) -> threading.Thread:
+def _started(run: Callable[[], object], name: str) -> threading.Thread:
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     return thread
