@@ -319,6 +319,7 @@ class Sdk:
         self.clock, self.service_key, self.timeout = clock, service_key, timeout
         self.wire = Wire(base_url, clock)
         self.guards: dict[str, Guard] = {}  # by lock token
+        self.spent: set[str] = set()  # tokens for which a release was sent
         self.background: set[asyncio.Task[Any]] = set()
 
     # -------------------------------------------------------- direct calls
@@ -671,8 +672,8 @@ class Sdk:
             raise ValueError(f"ttl must be a whole number of seconds from 5 to 7776000: {ttl!r}")
         if lease is not None and lease.key != key:
             raise ValueError(f"the lease is of {lease.key!r}, not of {key!r}")
-        if token is not None:
-            uuid.UUID(token)
+        if token is not None and str(uuid.UUID(token)) in self.spent:
+            raise ValueError("the lock token was used for a lease that was released")
         if self.service_key is None:
             raise AuthenticationError("no service key")
 
@@ -696,6 +697,8 @@ class Sdk:
         route = path or ("/locks/{}/lease" if token else "/locks/{}")
         body = b"" if ttl is None else json.dumps({"ttl_seconds": ttl}).encode()
         segment = route.format(quote(key, safe=""))
+        if method == "DELETE" and token is not None:
+            self.spent.add(token)
         return await self.wire.exchange(method, segment, headers, body, timeout)
 
     def _lease_of(self, response: Response, key: str, token: str, status: int) -> Lease:

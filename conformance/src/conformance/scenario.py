@@ -40,6 +40,7 @@ class Scenario:
     steps: tuple[Step, ...]
     rounds: tuple[tuple[Step, ...], ...]
     """The steps, once per row of its table; just once without one."""
+    table: str | None
     alone: bool
     real: bool
 
@@ -86,6 +87,7 @@ def load(path: Path, home: Path = HOME) -> Scenario:
         actors=actors,
         steps=steps,
         rounds=tuple(tuple(_with_row(step, row) for step in steps) for row in rows),
+        table=data.get("for_each", {}).get("table"),
         alone=data.get("alone", False),
         real=data.get("real", False),
     )
