@@ -1,13 +1,18 @@
-
 """The async client against the real server, over real sockets; the test moves both clocks."""
 
 import asyncio
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 
 import anyio
 import pytest
 from anyio import from_thread, to_thread
-from async_stage import ManualClock
+from async_stage import EXPIRES_AT, ManualClock
+from pytest_httpserver import HTTPServer
+from werkzeug import Request, Response
 
 from volcano_sdk import AsyncVolcanoClient, ConflictError, LockLostError
 from volcano_sdk.async_transport import Lanes
@@ -173,3 +178,47 @@ async def test_a_worker_thread_may_ask_the_guard(world: World) -> None:
             return guard.lost
 
         assert not await to_thread.run_sync(work)
+
+
+_INTERRUPTED = """
+import sys, anyio, volcano_sdk
+async def main():
+    async with volcano_sdk.AsyncVolcanoClient(api_url=sys.argv[1], service_key="sk-test") as client:
+        async with client.locks.with_lock("k", ttl=60):
+            print("the body ran")
+anyio.run(main, backend=sys.argv[2])
+"""
+
+
+def test_ctrl_c_during_an_acquire_gives_the_lock_back(
+    httpserver: HTTPServer, anyio_backend_name: str
+) -> None:
+    """The answer is on its way when the interrupt comes: a real process, a real signal."""
+    interrupted = threading.Event()
+    arrived = threading.Event()
+    seen: list[tuple[str, str]] = []
+
+    def handle(request: Request) -> Response:
+        seen.append((request.method, request.headers["X-Volcano-Lock-Token"]))
+        if request.method == "DELETE":
+            return Response("", 204)
+        arrived.set()
+        interrupted.wait(10)
+        return Response(f'{{"expires_at":"{EXPIRES_AT}","fencing_token":1}}', 201)
+
+    httpserver.expect_request("/locks/k/lease").respond_with_handler(handle)
+    command = [sys.executable, "-c", _INTERRUPTED, httpserver.url_for(""), anyio_backend_name]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert arrived.wait(20)
+        process.send_signal(signal.SIGINT)
+        # The signal is the child's own affair: the answer comes after it had time to be handled.
+        threading.Timer(0.3, interrupted.set).start()
+        output, errors = process.communicate(timeout=20)
+    finally:
+        process.kill()
+
+    assert output == ""
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert [method for method, _ in seen] == ["POST", "DELETE"]
+    assert seen[0][1] == seen[1][1]

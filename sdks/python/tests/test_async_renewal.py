@@ -1,4 +1,3 @@
-
 import os
 from contextlib import AsyncExitStack
 from typing import Any
@@ -485,6 +484,38 @@ async def test_an_error_in_the_clients_body_comes_out_bare(stage: Stage) -> None
     with pytest.raises(KeyError):
         async with stage.client():
             raise KeyError("mine")
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+async def test_ctrl_c_in_a_task_of_ours_comes_out_bare(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """trio raises KeyboardInterrupt in whichever task is running."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        async with stage.client() as client, client.locks.with_lock("k", ttl=30):
+            monkeypatch.setattr(client._renewals, "_look_around", interrupt)
+            await stage.clock.advance(12)
+            await anyio.sleep_forever()
+
+    assert stage.wire.operations() == ["acquire", "release"]
+
+
+async def test_a_fault_of_ours_is_loud(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with stage.client() as client, client.locks.with_lock("k", ttl=30):
+            monkeypatch.setattr(client._renewals, "_look_around", fail)
+            await stage.clock.advance(12)
+            await anyio.sleep_forever()
+
+    assert caught.group_contains(ZeroDivisionError)
+    assert stage.wire.operations() == ["acquire", "release"]
 
 
 async def test_transport_errors_are_transport_errors(stage: Stage) -> None:

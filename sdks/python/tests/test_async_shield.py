@@ -24,6 +24,19 @@ async def test_an_error_of_the_work_comes_out_bare() -> None:
         await finish(work, clock=ManualClock())
 
 
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+async def test_ctrl_c_in_the_work_is_an_interruption() -> None:
+    """trio raises KeyboardInterrupt in whichever task is running."""
+
+    async def work() -> int:
+        raise KeyboardInterrupt
+
+    result, interruption = await finish(work, clock=ManualClock())
+
+    assert result is None
+    assert isinstance(interruption, KeyboardInterrupt)
+
+
 async def test_interrupted_work_is_brought_to_its_end() -> None:
     clock = ManualClock()
     work_goes_on = anyio.Event()

@@ -87,8 +87,7 @@ class AsyncVolcanoClient:
                 raise
             put_beside(exc, error)
         finally:
-            # Not told of `exc`: the user's error must not come out in a group of ours.
-            await self._tasks.__aexit__(None, None, None)
+            await _leave(self._tasks)
 
     async def aclose(self) -> None:
         """Give up and release what running `with_lock`s hold, then close the connections.
@@ -104,6 +103,21 @@ class AsyncVolcanoClient:
 
     def __repr__(self) -> str:
         return f"<AsyncVolcanoClient {self._api_url}>"
+
+
+async def _leave(tasks: TaskGroup) -> None:
+    """Wait for our tasks to end.
+
+    The group is not told of the user's error, which must not come out in a group of ours; nor must
+    Ctrl-C, which trio raises in whichever task is running.
+    """
+    try:
+        await tasks.__aexit__(None, None, None)
+    except BaseExceptionGroup as group:
+        for error in group.exceptions:
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise error from None
+        raise
 
 
 def _jitter() -> float:

@@ -31,12 +31,14 @@ async def finish(
     shield = anyio.CancelScope(shield=True)
 
     async def run() -> None:
-        nonlocal result, failure
+        nonlocal result, failure, interruption
         try:
             with shield:
                 result = await work()
         except Exception as error:  # noqa: BLE001  raised below, outside of the task group
             failure = error
+        except (KeyboardInterrupt, SystemExit) as error:  # trio raises it in any running task
+            interruption = error
         finally:
             ended.set()
 
@@ -46,7 +48,7 @@ async def finish(
             try:
                 await ended.wait()
             except BaseException as error:  # noqa: BLE001  handed to the caller
-                interruption = error
+                interruption = interruption or error
                 await _wait_out(ended, clock.now() + patience, clock)
                 shield.cancel()
     except BaseException as error:  # noqa: BLE001  cancelled once more, while the task ended
