@@ -54,7 +54,7 @@ def test_an_unknown_key_is_invalid(key: str) -> None:
 
 
 def test_a_new_key_counts_after_the_next_refresh(file: AccessFile) -> None:
-    access = Access(file=file)
+    access = Access(tables=file)
     access.refresh()
     key, id_ = file.create_key("shop", kind="service")
 
@@ -66,7 +66,7 @@ def test_a_new_key_counts_after_the_next_refresh(file: AccessFile) -> None:
 
 def test_a_revoked_key_is_invalid_after_the_next_refresh(file: AccessFile) -> None:
     key, id_ = file.create_key("shop", kind="service")
-    access = Access(file=file)
+    access = Access(tables=file)
     access.refresh()
     file.revoke_key(id_)
 
@@ -79,7 +79,7 @@ def test_a_revoked_key_is_invalid_after_the_next_refresh(file: AccessFile) -> No
 def test_a_change_within_one_tick_of_the_files_times_is_seen(file: AccessFile) -> None:
     """Two writes may leave the same size and times; the file is young, so it is read again."""
     _, first = file.create_key("shop", kind="service")
-    access = Access(file=file)
+    access = Access(tables=file)
     access.refresh()
     times = file.path.stat()
     file.revoke_key(first)
@@ -91,7 +91,7 @@ def test_a_change_within_one_tick_of_the_files_times_is_seen(file: AccessFile) -
 def test_a_file_that_is_long_unchanged_is_not_read_again(
     file: AccessFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    access = Access(file=file)
+    access = Access(tables=file)
     os.utime(file.path, (1_000_000_000, 1_000_000_000))
     access.refresh()
     monkeypatch.setattr(AccessFile, "callers", lambda _: pytest.fail("read again"))
@@ -101,7 +101,7 @@ def test_a_file_that_is_long_unchanged_is_not_read_again(
 
 def test_a_changed_quota_reaches_the_caller(file: AccessFile) -> None:
     key, id_ = file.create_key("shop", kind="service")
-    access = Access(file=file)
+    access = Access(tables=file)
     access.refresh()
     file.set_quota("shop", 0)
     access.refresh()
@@ -110,14 +110,14 @@ def test_a_changed_quota_reaches_the_caller(file: AccessFile) -> None:
 
 
 def test_a_fixed_key_needs_no_file_and_stays(file: AccessFile) -> None:
-    access = Access({"sk-fixed": FIXED}, file=file)
+    access = Access({"sk-fixed": FIXED}, tables=file)
     access.refresh()
 
     assert access.authenticate(b"Bearer sk-fixed") == FIXED
 
 
 def test_a_file_that_is_not_there_is_no_credentials(tmp_path: Path) -> None:
-    access = Access(file=AccessFile(tmp_path / "none.db"))
+    access = Access(tables=AccessFile(tmp_path / "none.db"))
     access.refresh()
 
     assert access.authenticate(b"Bearer sk-any") is INVALID_CREDENTIALS
@@ -126,7 +126,7 @@ def test_a_file_that_is_not_there_is_no_credentials(tmp_path: Path) -> None:
 
 def test_an_unreadable_file_leaves_what_was_read(file: AccessFile) -> None:
     key, id_ = file.create_key("shop", kind="service")
-    access = Access(file=file)
+    access = Access(tables=file)
     access.refresh()
     file.path.write_bytes(b"no database at all" * 100)
 

@@ -249,7 +249,7 @@ def test_a_key_made_and_revoked_while_the_server_runs_counts_within_two_seconds(
     tmp_path: Path,
 ) -> None:
     file = AccessFile(tmp_path / "locks.access.db")
-    world = World(access=Access(file=file))
+    world = World(access=Access(tables=file))
 
     async def scene(http: httpx.AsyncClient) -> None:
         async def becomes(key: str, status: int) -> float:
@@ -281,7 +281,7 @@ def test_a_file_of_credentials_that_breaks_is_reported_and_ends_nothing(tmp_path
     file = AccessFile(tmp_path / "locks.access.db")
     file.create_project("shop")
     key, _ = file.create_key("shop", kind="service")
-    access = Access(file=file)
+    access = Access(tables=file)
     world = World(access=access, access_refresh=0.01)
 
     async def scene(http: httpx.AsyncClient) -> None:

@@ -2,9 +2,14 @@
 
     Authorization: Bearer sk-…  --sha256-->  digest  --dict-->  Caller(project, permissions, quota)
 
-Projects and credentials live in an SQLite file of their own beside the locks' file, because the
-server owns that one alone.  The command line writes the file while a server runs; the server reads
-it again within a second.  So it has a rollback journal and is opened for each use.
+Projects and credentials live in two tables, which the command line changes while servers run; each
+server reads them again within a second.  For a store on SQLite they are in a file of their own
+beside the locks' file, because the server owns that one alone; so it has a rollback journal and is
+opened for each use.  For a store on PostgreSQL they are in its database: access_database.py.
+
+    AccessTables            what is asked of the two tables, in SQL that both databases understand
+    ├── AccessFile          SQLite
+    └── AccessDatabase      PostgreSQL
 
 A key is 256 random bits, so a plain SHA-256 of it is enough: there is nothing to guess.  The key
 itself is shown once, by the command that makes it, and kept nowhere.
@@ -15,11 +20,12 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from volcano_server.problems import (
     AUTHENTICATION_REQUIRED,
@@ -61,7 +67,7 @@ _YOUNG_SECONDS = 2.0
 
 
 class AccessError(Exception):
-    """The file of credentials cannot be used.  The text is one sentence for the operator.
+    """The credentials cannot be used.  The text is one sentence for the operator.
 
     `exit_status`: of sysexits.h.
     """
@@ -121,14 +127,14 @@ def digest(key: bytes) -> bytes:
 
 
 class Access:
-    """The credentials that count now: some fixed ones, and those of a file if there is one."""
+    """The credentials that count now: some fixed ones, and those of the tables if there are any."""
 
     def __init__(
-        self, fixed: Mapping[str, Caller] | None = None, *, file: "AccessFile | None" = None
+        self, fixed: Mapping[str, Caller] | None = None, *, tables: "AccessTables | None" = None
     ) -> None:
         self._fixed = {digest(key.encode()): caller for key, caller in (fixed or {}).items()}
-        self._file = file
-        self._seen: FileState | None = None
+        self._tables = tables
+        self._seen: State | None = None
         # {b"\x9f…": Caller(project="shop", credential_id="k3f9…", ...)}; replaced, never changed
         self._callers: Mapping[bytes, Caller] = dict(self._fixed)
 
@@ -143,56 +149,59 @@ class Access:
         return self._callers.get(digest(key)) or INVALID_CREDENTIALS
 
     def refresh(self) -> Changes:
-        """Read the file again if it may have changed.  Blocks; raises AccessError."""
-        if self._file is None:
+        """Read the tables again if they may have changed.  Blocks; raises AccessError."""
+        if self._tables is None:
             return Changes(frozenset(), frozenset())
-        state = self._file.state()
-        # A file that changed a moment ago may change again within one tick of its timestamps.
-        if state == self._seen and state.age() > _YOUNG_SECONDS:
+        state = self._tables.state()
+        if state == self._seen and state.is_settled():
             return Changes(frozenset(), frozenset())
         before = {caller.credential_id for caller in self._callers.values()}
-        self._callers = {**self._file.callers(), **self._fixed}
+        self._callers = {**self._tables.callers(), **self._fixed}
         self._seen = state
         after = {caller.credential_id for caller in self._callers.values()}
         return Changes(added=frozenset(after - before), removed=frozenset(before - after))
 
 
-@dataclass(frozen=True, slots=True)
-class FileState:
-    """What of a file changes with its contents.  All zero for a file that is not there."""
+class State(Protocol):
+    """Two equal states, of which the later is settled: nothing was changed in between."""
 
-    inode: int
-    size: int
-    changed_at: int  # nanoseconds
-
-    def age(self) -> float:
-        """Seconds since the change, by the wall clock; a clock set back counts as just now."""
-        return (time.time_ns() - self.changed_at) / 1e9
+    def is_settled(self) -> bool: ...
 
 
-class AccessFile:
-    """Projects and credentials on disk.  Every method blocks and may raise AccessError."""
+class Rows(Protocol):
+    """What a statement found or did."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    @property
+    def rowcount(self) -> int: ...
 
-    @classmethod
-    def beside(cls, store: Path) -> "AccessFile":
-        """The file that belongs to the locks' file `store`: locks.db -> locks.access.db."""
-        return cls(store.with_name(f"{store.stem}.access{store.suffix or '.db'}"))
+    def fetchone(self) -> Any: ...
 
-    def state(self) -> FileState:
-        try:
-            found = self.path.stat()
-        except FileNotFoundError:
-            return FileState(0, 0, 0)
-        except OSError as error:
-            raise AccessError(f"cannot read {self.path}: {error.strerror}", _IO_ERROR) from error
-        return FileState(found.st_ino, found.st_size, found.st_mtime_ns)
+    def fetchall(self) -> Sequence[Any]: ...
+
+
+class Transaction(Protocol):
+    def execute(self, statement: str, values: Sequence[Any] = (), /) -> Rows:
+        """Run one statement.  A `?` in it stands for the next of the values."""
+
+
+class AccessTables(ABC):
+    """Projects and credentials, kept.  Every method blocks and may raise AccessError."""
+
+    @abstractmethod
+    def state(self) -> State: ...
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """False before the first project was created."""
+
+    @abstractmethod
+    def _opened(
+        self, *, write: bool = False, create: bool = False
+    ) -> AbstractContextManager[Transaction]: ...
 
     def callers(self) -> dict[bytes, Caller]:
         """Every credential that is not revoked, by the digest of its key."""
-        if not self.path.exists():
+        if not self.exists():
             return {}
         with self._opened() as database:
             rows = database.execute(
@@ -206,18 +215,19 @@ class AccessFile:
 
     def create_project(self, name: str, *, quota: int = DEFAULT_QUOTA) -> None:
         with self._opened(create=True) as database:
-            try:
-                database.execute(
-                    "insert into project values (?, ?, ?)", (name, quota, int(time.time()))
-                )
-            except sqlite3.IntegrityError:
-                raise AccessError(f"the project {name!r} exists already", _CANNOT_CREATE) from None
+            created = database.execute(
+                "insert into project (name, quota, created_at) values (?, ?, ?)"
+                " on conflict do nothing",
+                (name, quota, int(time.time())),
+            )
+            if created.rowcount == 0:
+                raise AccessError(f"the project {name!r} exists already", _CANNOT_CREATE)
 
     def projects(self) -> list[Project]:
-        if not self.path.exists():
+        if not self.exists():
             return []
         with self._opened() as database:
-            rows = database.execute("select name, quota from project order by name")
+            rows = database.execute("select name, quota from project order by name").fetchall()
             return [Project(*row) for row in rows]
 
     def set_quota(self, project: str, quota: int) -> None:
@@ -236,11 +246,10 @@ class AccessFile:
         id_ = f"key_{secrets.token_hex(4)}"
         granted = " ".join(permissions) if kind == "service" else ""
         with self._opened(write=True) as database:
-            found = database.execute("select 1 from project where name = ?", (project,))
-            if found.fetchone() is None:
-                raise _unknown_project(project)
+            _check_project(database, project)
             database.execute(
-                "insert into credential values (?, ?, ?, ?, ?, ?, null)",
+                "insert into credential (id, project, kind, permissions, digest, created_at)"
+                " values (?, ?, ?, ?, ?, ?)",
                 (id_, project, kind, granted, digest(key.encode()), int(time.time())),
             )
         return key, id_
@@ -248,14 +257,12 @@ class AccessFile:
     def keys(self, project: str | None = None) -> list[Credential]:
         with self._opened() as database:
             if project is not None:
-                found = database.execute("select 1 from project where name = ?", (project,))
-                if found.fetchone() is None:
-                    raise _unknown_project(project)
+                _check_project(database, project)
             rows = database.execute(
                 "select id, project, kind, permissions, created_at, revoked_at from credential"
-                " where ?1 is null or project = ?1 order by created_at, id",
+                " where project = coalesce(?, project) order by created_at, id",
                 (project,),
-            )
+            ).fetchall()
             return [
                 Credential(id_, owner, kind, tuple(permissions.split()), created_at, revoked_at)
                 for id_, owner, kind, permissions, created_at, revoked_at in rows
@@ -272,6 +279,46 @@ class AccessFile:
                 raise AccessError(
                     f"no key has the id {id_!r}; `volcano-server keys list` shows the ids", _NO_USER
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """What of a file changes with its contents.  All zero for a file that is not there."""
+
+    inode: int
+    size: int
+    changed_at: int  # nanoseconds
+
+    def is_settled(self) -> bool:
+        """A file that changed a moment ago may change again within one tick of its timestamps.
+
+        By the wall clock; a clock set back counts as just now.
+        """
+        return (time.time_ns() - self.changed_at) / 1e9 > _YOUNG_SECONDS
+
+
+class AccessFile(AccessTables):
+    """The tables in an SQLite file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def beside(cls, store: Path) -> "AccessFile":
+        """The file that belongs to the locks' file `store`: locks.db -> locks.access.db."""
+        return cls(store.with_name(f"{store.stem}.access{store.suffix or '.db'}"))
+
+    def state(self) -> FileState:
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return FileState(0, 0, 0)
+        except OSError as error:
+            raise AccessError(f"cannot read {self.path}: {error.strerror}", _IO_ERROR) from error
+        return FileState(found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def exists(self) -> bool:
+        return self.path.exists()
 
     @contextmanager
     def _opened(self, *, write: bool = False, create: bool = False) -> Iterator[sqlite3.Connection]:
@@ -335,6 +382,11 @@ def _access_error(path: Path, error: sqlite3.Error) -> AccessError:
 
 def _not_ours(path: Path) -> AccessError:
     return AccessError(f"{path} is not a file of volcano-server credentials", _DATA_ERROR)
+
+
+def _check_project(database: Transaction, name: str) -> None:
+    if database.execute("select 1 from project where name = ?", (name,)).fetchone() is None:
+        raise _unknown_project(name)
 
 
 def _unknown_project(name: str) -> AccessError:

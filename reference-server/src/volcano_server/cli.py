@@ -127,7 +127,7 @@ def serve(store: str, host: str, port: int, *, log_requests: bool) -> None:
     with bind(host, port) as listener:
         _run(
             SqliteStore(path, clock),
-            Access(file=AccessFile.beside(path)),
+            Access(tables=AccessFile.beside(path)),
             clock,
             Settings(log_requests=log_requests),
             log,
@@ -189,7 +189,7 @@ def dev(
             service_key: Caller(DEV_PROJECT, "dev-service", quota=quota),
             anon_key: Caller(DEV_PROJECT, "dev-anon", kind="anon", quota=quota),
         },
-        file=None if ephemeral else AccessFile.beside(path),
+        tables=None if ephemeral else AccessFile.beside(path),
     )
     with bind(host, port) as listener:
         if flags["reset"] and not ephemeral:
