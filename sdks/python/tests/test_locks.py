@@ -321,6 +321,17 @@ def test_hanging_renewals_leave_room_and_do_not_hide_the_loss(stage: Stage) -> N
     assert len(stage.wire.of("renew")) >= 3
 
 
+def test_the_trust_in_a_slow_renewal_counts_from_its_send(stage: Stage) -> None:
+    stage.script(renew=[late(5, granted(200), stage)] + [lost] * 1000)
+    seen: list[float] = []
+
+    with pytest.raises(LockLostError), stage.locks.with_lock("a", ttl=30) as guard:
+        guard.on_lost(lambda loss: seen.append(stage.now))
+        stage.advance(60)
+
+    assert seen == [110.0 + 29.0]
+
+
 def test_a_refused_renewal_is_a_loss_while_the_block_runs(stage: Stage) -> None:
     stage.script(renew=[GONE])
     with pytest.raises(LockLostError) as caught, stage.locks.with_lock("a", ttl=30) as guard:

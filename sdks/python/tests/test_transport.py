@@ -212,6 +212,20 @@ def test_twenty_threads_each_get_their_own_answer(httpserver: HTTPServer) -> Non
     wire.close()
 
 
+def test_an_answer_tells_when_its_request_was_sent(serve: Callable[..., RawServer]) -> None:
+    def slow(connection: socket.socket) -> None:
+        heard(connection)
+        time.sleep(0.2)
+        connection.sendall(OK)
+
+    wire = lanes(serve(slow).url)
+    before = wire._timers.now()
+    answer = wire.exchange(attempt())
+
+    assert before <= answer.sent_at <= wire._timers.now() - 0.2
+    wire.close()
+
+
 # --- what goes wrong
 
 
