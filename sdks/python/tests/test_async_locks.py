@@ -851,9 +851,11 @@ async def test_the_users_cancellation_wins_also_when_nothing_is_left_to_release(
     stage: Stage,
 ) -> None:
     async def hold() -> None:
-        async with client.locks.with_lock("k", ttl=5):
+        async with client.locks.with_lock("k", ttl=5) as guard:
+            with anyio.CancelScope(shield=True):
+                await client.aclose()
             call.scope.cancel()
-            await client.aclose()
+            guard.check()
 
     async with stage.client() as client, anyio.create_task_group() as tasks:
         call = Call(tasks, hold)

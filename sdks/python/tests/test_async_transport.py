@@ -14,7 +14,8 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from async_stage import EXPIRES_AT
+from anyio import to_thread
+from async_stage import EXPIRES_AT, ManualClock
 from pytest_httpserver import HTTPServer
 from werkzeug import Request, Response
 
@@ -95,12 +96,6 @@ def answers(*responses: bytes) -> Callable[[socket.socket], None]:
             connection.sendall(response)
 
     return script
-
-
-def hangs(connection: socket.socket) -> None:
-    """Never answers; ends when the client closes the connection."""
-    while connection.recv(65536):
-        pass
 
 
 async def test_what_goes_over_the_wire(httpserver: HTTPServer) -> None:
@@ -224,18 +219,46 @@ async def test_a_refused_connection_reached_nobody() -> None:
     assert f"could not reach {url}" in str(outcome.error)
 
 
+class Held:
+    """A script that reads what comes, answers nothing, and tells."""
+
+    def __init__(self) -> None:
+        self.arrived = threading.Event()
+        self.closed = threading.Event()
+
+    def __call__(self, connection: socket.socket) -> None:
+        while connection.recv(65536):
+            self.arrived.set()
+        self.closed.set()
+
+
+async def happens(event: threading.Event) -> None:
+    """A bounded wait for what another thread sees."""
+    assert await to_thread.run_sync(event.wait, 10)
+
+
+async def exchange_until_over(lanes: Lanes, clock: ManualClock, held: Held) -> Outcome:
+    """A try whose time is over as soon as its first bytes have arrived."""
+    outcomes: list[Outcome] = []
+
+    async def exchange() -> None:
+        outcomes.append(await lanes.exchange(attempt(5), sent_at=clock.now()))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(exchange)
+        await happens(held.arrived)
+        await clock.advance(5)
+    return outcomes[0]
+
+
 async def test_a_try_that_takes_too_long_closes_its_connection() -> None:
-    closed = threading.Event()
-
-    def script(connection: socket.socket) -> None:
-        hangs(connection)
-        closed.set()
-
-    with serving(script, answers(FREE)) as server:
-        lanes = Lanes(Settings(server.url), AsyncSystemClock())
-        outcome = await lanes.exchange(attempt(0.05), sent_at=AsyncSystemClock().now())
-        again = await lanes.exchange(attempt(), sent_at=AsyncSystemClock().now())
-        assert closed.wait(5)
+    held = Held()
+    clock = ManualClock()
+    with serving(held, answers(FREE)) as server:
+        lanes = Lanes(Settings(server.url), clock)
+        outcome = await exchange_until_over(lanes, clock, held)
+        again = await lanes.exchange(attempt(), sent_at=clock.now())
+        await happens(held.closed)
         await lanes.aclose()
 
     assert isinstance(outcome, Failure)
@@ -289,18 +312,15 @@ async def test_what_is_no_http_is_a_failure() -> None:
 
 
 async def test_a_cancelled_call_closes_its_connection_and_harms_no_other() -> None:
-    closed = threading.Event()
-
-    def script(connection: socket.socket) -> None:
-        hangs(connection)
-        closed.set()
-
-    with serving(script, answers(FREE)) as server:
+    held = Held()
+    with serving(held, answers(FREE)) as server:
         async with client_of(server.url) as client:
-            with anyio.move_on_after(0.05):
-                await client.locks.get("k")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(client.locks.get, "k")
+                await happens(held.arrived)
+                tasks.cancel_scope.cancel()
             assert not (await client.locks.get("k")).held
-            assert closed.wait(5)
+            await happens(held.closed)
 
 
 async def test_each_call_in_flight_has_a_connection_of_its_own(httpserver: HTTPServer) -> None:
@@ -417,16 +437,12 @@ async def test_an_unknown_certificate_is_refused_before_anything_is_sent(
 
 
 async def test_a_hung_handshake_ends_and_closes_its_socket() -> None:
-    closed = threading.Event()
-
-    def script(connection: socket.socket) -> None:
-        hangs(connection)
-        closed.set()
-
-    with serving(script) as server:
-        lanes = Lanes(Settings(server.url.replace("http:", "https:")), AsyncSystemClock())
-        outcome = await lanes.exchange(attempt(0.1), sent_at=AsyncSystemClock().now())
-        assert closed.wait(5)
+    held = Held()
+    clock = ManualClock()
+    with serving(held) as server:
+        lanes = Lanes(Settings(server.url.replace("http:", "https:")), clock)
+        outcome = await exchange_until_over(lanes, clock, held)
+        await happens(held.closed)
 
     assert isinstance(outcome, Failure)
     assert not outcome.reached
