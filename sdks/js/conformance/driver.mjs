@@ -186,6 +186,7 @@ class Session {
   #leases = new Map(); // call -> the lease it returned
   #wire = new Wire();
   #isOver = false;
+  #running = 0; // calls that have not ended
 
   constructor({ base_url, service_key, clock, timeout }) {
     this.clock = clock === 'virtual' ? new VirtualClock() : undefined;
@@ -203,6 +204,10 @@ class Session {
 
   get inFlight() {
     return this.#wire.inFlight;
+  }
+
+  get isIdle() {
+    return this.#running === 0;
   }
 
   cancel({ call }) {
@@ -270,10 +275,16 @@ class Session {
 
   /** Reports how a call ended, be it by its envelope or, for wrong arguments, by a rejection. */
   #settle(call, promise) {
-    promise.then(
-      (result) => this.#emit(this.#ended(call, result)),
-      (error) => this.#emit({ event: 'raised', call, ...errorFields(error) }),
-    );
+    this.#running += 1;
+    promise
+      .then(
+        (result) => this.#ended(call, result),
+        (error) => ({ event: 'raised', call, ...errorFields(error) }),
+      )
+      .then((event) => {
+        this.#running -= 1;
+        this.#emit(event);
+      });
   }
 
   #ended(call, result) {
@@ -383,8 +394,14 @@ createInterface({ input: process.stdin })
       }
     });
   })
-  .on('close', () => {
-    const leave = () => process.exit(0);
-    queue.then(leave);
-    setTimeout(leave, 2_000); // whatever the SDK is doing
-  });
+  .on('close', () => queue.then(end));
+
+/** At the end of stdin: a process with nothing left to do must end by itself, with calls still running it is ended. */
+function end() {
+  if (session && !session.isIdle) process.exit(0);
+  const complain = () => {
+    process.stderr.write(`kept alive by: ${process.getActiveResourcesInfo().join(' ')}\n`);
+    process.exit(1);
+  };
+  setTimeout(complain, 2_000).unref();
+}
