@@ -1,6 +1,9 @@
 # ruff: noqa: INP001  a program, not a package
 """The sync flavour's driver: one thread a call, and a clock that stands still.
 
+Python interrupts its main thread alone (KeyboardInterrupt), so that thread takes the first call
+and can be cancelled in it; the commands are read by another.
+
 Quiet: every thread of the SDK is idle, that is, it waits for a timer, for an answer that was asked
 for, for `finish`, or for another thread that is idle itself.
 """
@@ -8,9 +11,13 @@ for, for `finish`, or for another thread that is idle itself.
 import contextlib
 import itertools
 import json
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import driver
@@ -28,7 +35,7 @@ from volcano_sdk.transport import Lanes, Shield
 _PATIENCE = 10.0
 """Real seconds after which a driver that does not become quiet is at fault."""
 
-_CAPABILITIES = ["with_lock", "direct_calls", "pushed_loss", "close"]
+_CAPABILITIES = ["with_lock", "direct_calls", "pushed_loss", "cancel", "close"]
 
 
 class Activity:
@@ -38,6 +45,7 @@ class Activity:
         self._changed = threading.Condition()
         self._busy = 0
         self._awaited: list[threading.Event] = []
+        self._is_interrupting = False
         self.in_flight = 0
 
     def begins(self) -> None:
@@ -53,6 +61,7 @@ class Activity:
             yield
         finally:
             self._count(1)
+            self.interrupt_was_seen()
 
     def wait(self, event: threading.Event) -> None:
         """Wait for it, idle as long as it is not set."""
@@ -60,10 +69,25 @@ class Activity:
             self._busy -= 1
             self._awaited.append(event)
             self._changed.notify_all()
-        event.wait()
-        with self._changed:
-            self._busy += 1
-            self._awaited.remove(event)
+        try:
+            event.wait()
+        finally:
+            with self._changed:
+                self._busy += 1
+                self._awaited.remove(event)
+            self.interrupt_was_seen()
+
+    def interrupt(self) -> None:
+        """Interrupt the main thread; nothing is quiet until it has seen it."""
+        self._is_interrupting = True
+        self._count(1)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def interrupt_was_seen(self) -> None:
+        """By the main thread, if there was one."""
+        if self._is_interrupting and threading.current_thread() is threading.main_thread():
+            self._is_interrupting = False
+            self._count(-1)
 
     @contextlib.contextmanager
     def exchange(self) -> Iterator[None]:
@@ -188,7 +212,12 @@ class ObservedWorkers(Workers):
 class Driver:
     """One client and what is running on it; a second `hello` makes a new one."""
 
-    def __init__(self, command: dict[str, Any]) -> None:
+    def __init__(
+        self, command: dict[str, Any], main_calls: "SimpleQueue[Callable[[], None]]"
+    ) -> None:
+        self._main_calls = main_calls
+        self._mains: str | None = None
+        """The call that the main thread is in."""
         self.activity = Activity()
         self._timers = VirtualTimers(self.activity) if command["clock"] == "virtual" else None
         settings = Settings.resolve(
@@ -214,6 +243,10 @@ class Driver:
             return self._lanes
 
         return transport
+
+    @property
+    def holds_main(self) -> bool:
+        return self._mains is not None
 
     def drop(self) -> None:
         """Forget everything, without a request."""
@@ -241,7 +274,9 @@ class Driver:
                 blocked = command.get("blocked", False)
                 self._virtual().advance(command["seconds"], blocked=blocked)
             case "cancel":
-                raise UnsupportedError("only the main thread of Python can be interrupted")
+                if command["call"] != self._mains:
+                    raise UnsupportedError("only the main thread of Python can be interrupted")
+                self.after_reply = self.activity.interrupt
             case _:
                 raise UnsupportedError(f"no command {name!r} here")
         return {}
@@ -268,10 +303,17 @@ class Driver:
             else:
                 driver.returned(command["call"], value)
             finally:
+                if self._mains == command["call"]:
+                    self._mains = None
+                self.activity.interrupt_was_seen()
                 self.activity.ends()
 
         self.activity.begins()
-        self.after_reply = threading.Thread(target=run, daemon=True).start
+        if self._mains is None:
+            self._mains = command["call"]
+            self.after_reply = partial(self._main_calls.put, run)
+        else:
+            self.after_reply = threading.Thread(target=run, daemon=True).start
 
     # --- calls, each on a thread of its own --------------------------------------------------
 
@@ -283,7 +325,12 @@ class Driver:
             lease.pop("key")
             driver.emit(event="entered", call=call, **lease)
             guard.on_lost(lambda loss: driver.raised("lost", call, loss, KeyboardInterrupt))
-            self.activity.wait(self._ended[call])
+            try:
+                self.activity.wait(self._ended[call])
+            except KeyboardInterrupt:
+                self.activity.wait(self._ended[call])  # a body ends on `finish` alone
+                if "raise" not in self._finishes[call]:
+                    raise
             finish = self._finishes[call]
             if "raise" in finish:
                 raise BodyError(finish["raise"])
@@ -318,7 +365,14 @@ class Driver:
 
 
 def main() -> None:
-    """Until stdin ends."""
+    """Carry out what the commands leave to the main thread, until stdin ends."""
+    calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    threading.Thread(target=_read, args=(calls,), daemon=True).start()
+    while True:
+        calls.get()()
+
+
+def _read(calls: "SimpleQueue[Callable[[], None]]") -> None:
     current: Driver | None = None
     _observe_reads(lambda: current)
     for line in sys.stdin:
@@ -327,7 +381,9 @@ def main() -> None:
             if command["cmd"] == "hello":
                 if current is not None:
                     current.drop()
-                current = Driver(command)
+                    if current.holds_main:
+                        raise UnsupportedError("the main thread is still in a call")
+                current = Driver(command, calls)
                 virtual = ["virtual_clock"] if command["clock"] == "virtual" else []
                 driver.reply(command["id"], driver.hello("python", _CAPABILITIES + virtual))
             elif current is None:
@@ -340,6 +396,7 @@ def main() -> None:
             driver.emit(id=command["id"], unsupported=str(reason))
         except Exception as error:  # noqa: BLE001  the protocol has a word for it
             driver.emit(id=command["id"], error=f"{type(error).__name__}: {error}")
+    os._exit(0)  # whatever the SDK is doing
 
 
 def _nothing() -> None:
@@ -357,3 +414,13 @@ def _observe_reads(current: Callable[[], Driver | None]) -> None:
             return read(stream, max_bytes, timeout)
 
     vars(sdk_transport)["_Stream"].read = observed
+    holds_back = sdk_transport._Lane.holds_back  # noqa: SLF001  as above
+
+    def observed_holding(lane: Any, error: BaseException) -> bool:
+        is_held = holds_back(lane, error)
+        active = current()
+        assert active is not None
+        active.activity.interrupt_was_seen()
+        return is_held
+
+    vars(sdk_transport)["_Lane"].holds_back = observed_holding
