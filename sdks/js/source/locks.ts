@@ -101,8 +101,8 @@ export class Locks {
   constructor(settings: Settings) {
     const { clock, timeout, transport } = settings;
     this.#settings = settings;
-    this.#calls = new Lanes(clock);
-    this.#exits = new Lanes(clock);
+    this.#calls = new Lanes();
+    this.#exits = new Lanes();
     this.#renewals = new Renewals({
       clock,
       timeout,
@@ -356,9 +356,9 @@ export class Locks {
 
   /** Carries a flow to its end. */
   async #run<Result>(flow: Flow<Result>, lanes: Lanes, manner: Manner): Promise<Result> {
-    const { timeout, transport } = this.#settings;
+    const { transport } = this.#settings;
     const send = (attempt: Try): Promise<Outcome> =>
-      lanes.run(timeout, manner.cancel, () => transport.exchange(attempt, manner));
+      lanes.run(manner.cancel, () => transport.exchange(attempt, manner));
     try {
       let step = flow.next();
       while (!step.done) step = flow.next(await send(step.value));

@@ -85,25 +85,18 @@ export class Transport {
   }
 }
 
-/** Takes turns: at most `MOST_AT_ONCE` inside, the others in the order they came. */
+/**
+ * Takes turns: at most `MOST_AT_ONCE` inside, the others in the order they came. Whoever is inside ends by its own
+ * timeout, so the line always moves.
+ */
 export class Lanes {
-  #clock: Clock;
   #free = MOST_AT_ONCE;
   #line = new Set<() => void>();
 
-  constructor(clock: Clock) {
-    this.#clock = clock;
-  }
-
-  /** Does `work` when there is a lane, or answers with a failure when `patience` seconds or `cancel` ended first. */
-  async run(patience: number, cancel: AbortSignal | undefined, work: () => Promise<Outcome>): Promise<Outcome> {
+  /** Does `work` when there is a lane, or when `cancel` ends the waiting: then it sends nothing and needs none. */
+  async run(cancel: AbortSignal | undefined, work: () => Promise<Outcome>): Promise<Outcome> {
     if (this.#free > 0) this.#free -= 1;
-    else if (!(await this.#wait(patience, cancel))) {
-      return unsent(
-        this.#clock.now(),
-        `${MOST_AT_ONCE} calls are under way, and none ended within ${shortly(patience)} s`,
-      );
-    }
+    else if (!(await this.#turn(cancel))) return work();
     try {
       return await work();
     } finally {
@@ -113,17 +106,15 @@ export class Lanes {
     }
   }
 
-  #wait(patience: number, cancel: AbortSignal | undefined): Promise<boolean> {
+  #turn(cancel: AbortSignal | undefined): Promise<boolean> {
     return new Promise((resolve) => {
       const end = (isMine: boolean) => {
         this.#line.delete(go);
-        stopWaiting();
         cancel?.removeEventListener('abort', giveUp);
         resolve(isMine);
       };
       const go = () => end(true);
       const giveUp = () => end(false);
-      const stopWaiting = this.#clock.at(this.#clock.now() + patience, giveUp);
       cancel?.addEventListener('abort', giveUp);
       this.#line.add(go);
     });
