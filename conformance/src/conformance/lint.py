@@ -108,9 +108,7 @@ def of_one(scenario: Scenario) -> Iterator[str]:
     yield from _of_names(scenario.steps)
     yield from _of_requirements(scenario)
     uses_rows = any(text.startswith("$row.") for text in strings_in(list(scenario.steps)))
-    if uses_rows and scenario.rounds[0] == scenario.steps:
-        yield "uses $row but has no for_each"
-    if len(scenario.rounds) > 1 and not uses_rows:
+    if scenario.table and not uses_rows:
         yield "has for_each but uses no $row"
 
 

@@ -4,8 +4,11 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from jsonschema import Draft202012Validator
 
 from conformance import HOME
 from conformance.driver import validator
@@ -79,6 +82,10 @@ def load(path: Path, home: Path = HOME) -> Scenario:
     )
     steps: tuple[Step, ...] = tuple(data["steps"])
     rows = _rows(data["for_each"], home, path) if "for_each" in data else [{}]
+    try:
+        rounds = tuple(tuple(_with_row(step, row) for step in steps) for row in rows)
+    except KeyError as missing:
+        raise BadScenarioError(f"{path.name}: $row.{missing.args[0]} is in no row") from None
     return Scenario(
         name=f"{path.parent.name}/{path.stem}",
         title=data["title"],
@@ -86,7 +93,7 @@ def load(path: Path, home: Path = HOME) -> Scenario:
         requires=frozenset(data.get("requires", [])),
         actors=actors,
         steps=steps,
-        rounds=tuple(tuple(_with_row(step, row) for step in steps) for row in rows),
+        rounds=rounds,
         table=data.get("for_each", {}).get("table"),
         alone=data.get("alone", False),
         real=data.get("real", False),
@@ -95,13 +102,43 @@ def load(path: Path, home: Path = HOME) -> Scenario:
 
 def complain_of(data: Any, path: Path) -> None:
     """Raises BadScenarioError with the first thing that the schema does not allow."""
-    errors = sorted(validator("scenario.schema.json").iter_errors(data), key=lambda e: e.path)
-    if errors:
-        error = errors[0]
-        while error.context:  # of a step that fits no kind: the kind that it comes nearest to
-            error = max(error.context, key=lambda e: len(e.absolute_path))
-        place = "".join(f"[{part!r}]" for part in error.absolute_path)
-        raise BadScenarioError(f"{path.name}{place}: {error.message}")
+    steps = data.get("steps") if isinstance(data, dict) else None
+    whole = {**data, "steps": [_ANY_STEP]} if steps and isinstance(steps, list) else data
+    _complain(validator("scenario.schema.json"), whole, path, "")
+    for number, step in enumerate(steps or []):
+        place = f"['steps'][{number}]"
+        shape = _shape_of(step)
+        if shape is None:
+            raise BadScenarioError(f"{path.name}{place}: {step!r} does nothing that is known")
+        _complain(validator("scenario.schema.json", shape), step, path, place)
+
+
+_ANY_STEP = {"who": "somebody", "sends": "nothing"}
+
+
+def _complain(schema: Draft202012Validator, value: Any, path: Path, place: str) -> None:
+    for error in schema.iter_errors(value):
+        inner = "".join(f"[{part!r}]" for part in error.absolute_path)
+        raise BadScenarioError(f"{path.name}{place}{inner}: {error.message}")
+
+
+def _shape_of(step: Any) -> str | None:
+    """The schema's name for this kind of step: asking it alone is quick and says what is wrong."""
+    if not isinstance(step, dict):
+        return None
+    if "does" in step:
+        until = step["does"] == "advance" and "until" in step.get("with", {})
+        verb = "advance_until" if until else step["does"]
+    else:
+        verb = next((kind for kind in ("sends", "sees", "sleeps") if kind in step), None)
+        if verb and step[verb] == "nothing":
+            verb += "_nothing"
+    return verb if verb in _shapes() else None
+
+
+@cache
+def _shapes() -> frozenset[str]:
+    return frozenset(read_json(HOME / "scenario.schema.json")["$defs"])
 
 
 def read_json(path: Path) -> Any:

@@ -1,0 +1,157 @@
+"""The gate parks each request until its verdict, and knows on what the SDK still waits."""
+
+import http.client
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conformance.gate import Gate, Parked
+from conformance.target import Answer
+
+HEADERS = {
+    "Authorization": "Bearer sk-test",
+    "X-Volcano-Request-Id": str(uuid.uuid4()),
+    "X-Volcano-Lock-Token": str(uuid.uuid4()),
+    "Content-Type": "application/json",
+}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.stop()
+
+
+@pytest.fixture
+def gate(running: Gate) -> Iterator[Gate]:
+    yield running
+    running.clear()
+
+
+class Client:
+    """One request, sent from a thread of its own."""
+
+    def __init__(self, gate: Gate, method: str, path: str, body: str = "", **headers: str) -> None:
+        self.connection = http.client.HTTPConnection(gate.host, gate.port, timeout=5)
+        self.outcome: Any = None
+        self._sent = (method, path, body.encode(), {**HEADERS, **headers})
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        method, path, body, headers = self._sent
+        try:
+            self.connection.request(method, path, body, headers)
+            response = self.connection.getresponse()
+            self.outcome = (response.status, response.read(), dict(response.getheaders()))
+        except (OSError, http.client.HTTPException) as error:
+            self.outcome = error
+        finally:
+            self.connection.close()
+
+    def end(self) -> Any:
+        self.thread.join(5)
+        return self.outcome
+
+
+def taken(gate: Gate) -> Parked:
+    gate.wait(5)
+    (parked,) = gate.waiting()
+    gate.take(parked)
+    return parked
+
+
+def test_a_request_waits_for_its_answer(gate: Gate) -> None:
+    client = Client(gate, "POST", "/locks/a%3Ab/lease", '{"ttl_seconds": 30}')
+    parked = taken(gate)
+
+    seen = parked.seen()
+    assert (parked.operation(), seen["key"], seen["ttl"]) == ("acquire", "a:b", 30)
+    assert client.outcome is None
+    assert gate.open_count() == 1
+
+    parked.answer(Answer(201, [("X-Ours", "1")], b"{}"), patience=5)
+
+    status, body, headers = client.end()
+    assert (status, body, headers["X-Ours"]) == (201, b"{}", "1")
+    assert gate.open_count() == 0
+
+
+def test_a_204_has_no_body(gate: Gate) -> None:
+    client = Client(gate, "DELETE", "/locks/a/lease")
+
+    taken(gate).answer(Answer(204, [], b""), patience=5)
+
+    assert client.end()[:2] == (204, b"")
+
+
+def test_a_lost_exchange_is_an_error_and_no_answer(gate: Gate) -> None:
+    client = Client(gate, "GET", "/locks/a")
+
+    taken(gate).lose(patience=5)
+
+    assert isinstance(client.end(), OSError | http.client.HTTPException)
+
+
+def test_a_request_that_hangs_is_open_until_the_sdk_gives_it_up(gate: Gate) -> None:
+    client = Client(gate, "GET", "/locks/a")
+    parked = taken(gate)
+    parked.hang()
+
+    assert gate.open_count() == 1
+    assert client.connection.sock is not None
+    client.connection.sock.shutdown(2)
+    client.end()
+
+    assert gate.open_count() == 0
+
+
+def test_an_outage_decides_what_comes(gate: Gate) -> None:
+    gate.outage = lambda parked: parked.decide_at_once(Answer(503, [], b"{}"))
+
+    assert Client(gate, "GET", "/locks/a").end()[0] == 503
+    assert gate.waiting() == []
+
+
+def test_flushing_waits_for_what_was_sent_and_given_up(gate: Gate) -> None:
+    for _ in range(20):
+        connection = http.client.HTTPConnection(gate.host, gate.port, timeout=5)
+        connection.request("GET", "/locks/a", headers=HEADERS)
+        connection.close()
+
+    gate.flush(5)
+
+    assert len(gate.waiting()) == 20
+    assert gate.open_count() == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "headers", "said"),
+    [
+        ("POST", "/locks/a/lease", '{"ttl_seconds": 5}', {}, None),
+        ("PATCH", "/locks/a/lease", '{"ttl_seconds": 5}', {}, None),
+        ("DELETE", "/locks/a/lease", "", {}, None),
+        ("POST", "/locks/a/lease", '{"ttl_seconds": 5, "x": 1}', {}, "the body is not"),
+        ("POST", "/locks/a/lease", "5", {}, "the body is not"),
+        ("DELETE", "/locks/a/lease", '{"ttl_seconds": 5}', {}, "carries a body"),
+        ("GET", "/locks/a", "", {}, "carries a lock token"),
+        ("POST", "/locks/a/lease", "", {"X-Volcano-Lock-Token": "secret"}, "Lock-Token is not"),
+        ("DELETE", "/locks/a/lease", "", {"X-Volcano-Request-Id": "7"}, "Request-Id is not"),
+        ("DELETE", "/locks/a/lease", "", {"Authorization": "Bearer sk-x"}, "Authorization is"),
+        ("POST", "/locks/a/lease", '{"ttl_seconds": 5}', {"Content-Type": "text/plain"}, "Content"),
+    ],
+)
+def test_what_no_sdk_may_send_is_a_flaw(
+    gate: Gate, method: str, path: str, body: str, headers: dict[str, str], said: str | None
+) -> None:
+    client = Client(gate, method, path, body, **headers)
+    parked = taken(gate)
+
+    flaw = parked.flaw("sk-test")
+
+    parked.lose(patience=5)
+    client.end()
+    assert flaw is None if said is None else said in (flaw or "")
