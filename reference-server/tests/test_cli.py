@@ -247,7 +247,8 @@ def test_a_port_in_use_is_named_before_a_file_is_touched(tmp_path: Path) -> None
     [
         (("--store", "locks.db"), 64, "sqlite:///"),
         (("--store", "sqlite://locks.db"), 64, "sqlite:///"),
-        (("--store", "postgresql://h/d"), 64, "sqlite:///"),
+        (("--store", "postgresql://u:secret@h/d?frob=1"), 64, "postgresql://user@host"),
+        (("--store", "postgresql://127.0.0.1:1/d"), 69, "postgresql://127.0.0.1/d"),
         (("--store", "sqlite:///"), 64, "sqlite:///"),
         ((), 64, "--store"),
         (("--store", "sqlite:///none/locks.db"), 73, "none"),

@@ -254,6 +254,19 @@ class AccessTables(ABC):
             )
         return key, id_
 
+    def set_permissions(self, id_: str, permissions: tuple[str, ...]) -> None:
+        """Of a service key; an anon key has none."""
+        with self._opened(write=True) as database:
+            changed = database.execute(
+                "update credential set permissions = ? where id = ? and kind = 'service'",
+                (" ".join(permissions), id_),
+            )
+            if changed.rowcount == 0:
+                raise AccessError(
+                    f"no service key has the id {id_!r}; `volcano-server keys list` shows the ids",
+                    _NO_USER,
+                )
+
     def keys(self, project: str | None = None) -> list[Credential]:
         with self._opened() as database:
             if project is not None:

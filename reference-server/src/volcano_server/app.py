@@ -26,7 +26,7 @@ from volcano_server.routes import (
 )
 from volcano_server.service import LockService
 from volcano_server.settings import Settings
-from volcano_server.stores.store import Store
+from volcano_server.stores.store import SharedCounts, Store
 from volcano_server.stores.sweeper import keep_swept
 
 
@@ -37,11 +37,12 @@ def create_app(
     settings: Settings | None = None,
     *,
     log: Log | None = None,
+    counts: SharedCounts | None = None,
 ) -> Starlette:
     """The server as an ASGI app.  Its lifespan opens and closes `store`.
 
     `clock` is the host's, the same that the store was made with: quota windows follow its wall
-    clock.
+    clock.  `counts`: where the replicas that share `store` add up what counts against quotas.
     What fails at start-up is raised through the lifespan and kept as `app.state.startup_error`.
     """
     settings = settings or Settings()
@@ -57,8 +58,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         try:
-            await asyncio.to_thread(access.refresh)
-            await store.open()
+            await _open(store, access)
         except Exception as error:
             app.state.startup_error = error
             raise
@@ -67,6 +67,7 @@ def create_app(
             for chore in (
                 lambda: _refresh(access, log, settings.access_refresh),
                 lambda: keep_swept(store, asyncio.sleep),
+                lambda: _exchange_counts(service, counts, settings.counts_exchange),
             )
         ]
         try:
@@ -108,6 +109,16 @@ class _LockApp(Starlette):
             await super().__call__(scope, receive, send)
 
 
+async def _open(store: Store, access: Access) -> None:
+    """Both, or neither.  The store first: it makes the tables of credentials where it has them."""
+    await store.open()
+    try:
+        await asyncio.to_thread(access.refresh)
+    except BaseException:
+        await store.close()
+        raise
+
+
 async def _refresh(access: Access, log: Log, pause: float) -> None:
     """Look for changed credentials for as long as the server runs."""
     while True:
@@ -124,6 +135,12 @@ async def _refresh(access: Access, log: Log, pause: float) -> None:
                 added=sorted(changes.added),
                 removed=sorted(changes.removed),
             )
+
+
+async def _exchange_counts(service: LockService, counts: SharedCounts | None, pause: float) -> None:
+    while counts is not None:
+        await asyncio.sleep(pause)
+        await service.exchange_counts(counts)
 
 
 async def _kept_up(chore: Callable[[], Awaitable[None]], log: Log) -> None:

@@ -1,4 +1,4 @@
-"""The command `volcano-server`: dev, serve, keys, projects.
+"""The command `volcano-server`: dev, serve, migrate, keys, projects.
 
 A user's mistake is one line on stderr and a status of sysexits.h, never a traceback:
 
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -26,6 +26,7 @@ from volcano_server.access import (
     Access,
     AccessError,
     AccessFile,
+    AccessTables,
     Caller,
     Kind,
 )
@@ -36,9 +37,13 @@ from volcano_server.settings import (
     DEFAULT_PORT,
     SettingError,
     Settings,
+    is_database_url,
     parse_store_url,
 )
-from volcano_server.stores.store import Store, StoreOpenError
+from volcano_server.stores.store import SharedCounts, Store, StoreOpenError
+
+if TYPE_CHECKING:
+    from volcano_server.database import Database
 
 DEV_PROJECT = "dev"
 DEV_SERVICE_KEY = "sk-dev-volcano-local-service-key"
@@ -83,7 +88,7 @@ _store_option = click.option(
     required=True,
     metavar="URL",
     show_envvar=True,
-    help="sqlite:///relative.db or sqlite:////absolute.db",
+    help="sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host:5432/database",
 )
 
 
@@ -119,22 +124,72 @@ def serve(store: str, host: str, port: int, *, log_requests: bool) -> None:
     """Run a server for production.  SIGTERM finishes what was accepted."""
     from volcano_server.clock import SystemClock
     from volcano_server.serving import bind, url_of
-    from volcano_server.stores.sqlite import SqliteStore
 
-    path = parse_store_url(store)
     log = Log()
     clock = SystemClock()
+    opened, counts, shown = _store(store, clock, log)
     with bind(host, port) as listener:
         _run(
-            SqliteStore(path, clock),
-            Access(tables=AccessFile.beside(path)),
+            opened,
+            Access(tables=_access_tables(store)),
             clock,
             Settings(log_requests=log_requests),
             log,
             listener,
-            ready=lambda: log.note("server_started", url=url_of(listener), store=str(path)),
+            ready=lambda: log.note("server_started", url=url_of(listener), store=shown),
+            counts=counts,
         )
     log.note("server_stopped")
+
+
+def _store(url: str, clock: HostClock, log: Log) -> tuple[Store, SharedCounts | None, str]:
+    """The store, where replicas add up their counts if it is shared, and its name for people."""
+    if not is_database_url(url):
+        from volcano_server.stores.sqlite import SqliteStore
+
+        path = parse_store_url(url)
+        return SqliteStore(path, clock), None, str(path)
+    database = _database(url)
+    from volcano_server.stores.postgresql import PostgresqlStore
+
+    def stepped(seconds: float) -> None:
+        log.trouble("database_clock_stepped", seconds=round(seconds, 3))
+
+    store = PostgresqlStore(database, clock, on_clock_step=stepped)
+    return store, store, database.shown
+
+
+def _database(url: str) -> "Database":
+    try:
+        from volcano_server.database import Database
+    except ImportError as error:
+        raise SettingError(
+            "--store: PostgreSQL needs a driver; pip install 'volcano-server[postgresql]'"
+            f" ({error})"
+        ) from None
+    try:
+        return Database.parse(url)
+    except ValueError as error:
+        raise SettingError(
+            f"--store: {error}; send postgresql://user@host:5432/database, several hosts being"
+            " postgresql://user@one:5432,two:5432/database"
+        ) from None
+
+
+@commands.command("migrate")
+@_store_option
+def migrate_command(store: str) -> None:
+    """Make or bring up to date the tables in PostgreSQL.
+
+    `serve` does so by itself where its role may; with this it needs no right to.
+    """
+    if not is_database_url(store):
+        raise SettingError("--store: only a postgresql:// store has tables to migrate beforehand")
+    database = _database(store)
+    from volcano_server.database import migrate
+
+    migrate(database)
+    click.echo(f"The tables in {database.shown} are up to date.")
 
 
 # ---------------------------------------------------------------- dev
@@ -179,6 +234,11 @@ def dev(
     ephemeral = flags["ephemeral"]
     if ephemeral and store is not None:
         raise SettingError("--ephemeral writes no file; leave out --store or --ephemeral")
+    if store is not None and is_database_url(store):
+        raise SettingError(
+            "--store: a development server keeps its leases in a file; send sqlite:///path.db,"
+            " or use `volcano-server serve`"
+        )
     _check_dev_key("--service-key", service_key, "sk-")
     _check_dev_key("--anon-key", anon_key, "ak-")
     _check_well_known_keys(host, {service_key, anon_key})
@@ -287,6 +347,7 @@ def _run(
     listener: socket.socket,
     *,
     ready: Callable[[], None],
+    counts: SharedCounts | None = None,
 ) -> None:
     """Serve until a signal.  Raises what the app could not start for."""
     import gc
@@ -295,7 +356,7 @@ def _run(
     from volcano_server.serving import JsonServer
 
     silence_uvicorn()
-    app = create_app(store, access, clock, settings, log=log)
+    app = create_app(store, access, clock, settings, log=log, counts=counts)
 
     def started() -> None:
         # What lives now lives until the end: the collector need not look at it. Halves p99.
@@ -334,7 +395,7 @@ def create_project(name: str, store: str, quota: int) -> None:
         raise SettingError(
             f"NAME: got {name!r}; send 1 to 63 of a-z 0-9 and -, beginning with a letter or digit"
         )
-    _access_file(store).create_project(name, quota=quota)
+    _access_tables(store).create_project(name, quota=quota)
     click.echo(f"Created project {name}, {_quota_words(quota)}.")
 
 
@@ -342,7 +403,7 @@ def create_project(name: str, store: str, quota: int) -> None:
 @_store_option
 def list_projects(store: str) -> None:
     """List projects and their quotas."""
-    for project in _access_file(store).projects():
+    for project in _access_tables(store).projects():
         click.echo(f"{project.name}\t{_quota_words(project.quota)}")
 
 
@@ -352,8 +413,17 @@ def list_projects(store: str) -> None:
 @_store_option
 def set_quota(name: str, requests_per_minute: int, store: str) -> None:
     """Set a project's requests a minute, 0 for no limit.  A running server follows within 2 s."""
-    _access_file(store).set_quota(name, requests_per_minute)
+    _access_tables(store).set_quota(name, requests_per_minute)
     click.echo(f"Project {name}: {_quota_words(requests_per_minute)}.")
+
+
+_permission_option = click.option(
+    "--permission",
+    "permissions",
+    multiple=True,
+    type=click.Choice([MANAGE_LOCKS, EVERYTHING, "none"]),
+    help=f"Of a service key; may be repeated; {MANAGE_LOCKS} for a new one unless given.",
+)
 
 
 @commands.group()
@@ -365,20 +435,14 @@ def keys() -> None:
 @click.option("--project", required=True)
 @click.option("--anon", "kind", flag_value="anon", help="An anon key, which may not use locks.")
 @click.option("--service", "kind", flag_value="service", default="service", help="The default.")
-@click.option(
-    "--permission",
-    "permissions",
-    multiple=True,
-    type=click.Choice([MANAGE_LOCKS, EVERYTHING, "none"]),
-    help=f"Of a service key; may be repeated; {MANAGE_LOCKS} unless given.",
-)
+@_permission_option
 @_store_option
 def create_key(project: str, kind: Kind, permissions: tuple[str, ...], store: str) -> None:
     """Create a key.  It is shown this once, on stdout, and kept nowhere."""
     if kind == "anon" and permissions:
         raise SettingError("--permission: an anon key has none; leave out --permission or --anon")
     granted = tuple(each for each in permissions if each != "none")
-    key, id_ = _access_file(store).create_key(
+    key, id_ = _access_tables(store).create_key(
         project, kind=kind, permissions=granted if permissions else (MANAGE_LOCKS,)
     )
     click.echo(f"Created {id_}. Keep the key: it is not shown again.", err=True)
@@ -390,11 +454,25 @@ def create_key(project: str, kind: Kind, permissions: tuple[str, ...], store: st
 @_store_option
 def list_keys(project: str | None, store: str) -> None:
     """List keys by their ids; the keys themselves are kept nowhere."""
-    for key in _access_file(store).keys(project):
+    for key in _access_tables(store).keys(project):
         state = "active" if key.revoked_at is None else f"revoked {_day(key.revoked_at)}"
         permissions = " ".join(key.permissions) or "-"
         row = (key.id, key.project, key.kind, permissions, f"created {_day(key.created_at)}", state)
         click.echo("\t".join(row))
+
+
+@keys.command("permit")
+@click.argument("key_id")
+@_permission_option
+@_store_option
+def permit_key(key_id: str, permissions: tuple[str, ...], store: str) -> None:
+    """Set the permissions of the service key with this id; `--permission none` takes all away."""
+    if not permissions:
+        raise SettingError(f"--permission: none came; send {MANAGE_LOCKS}, {EVERYTHING} or none")
+    _check_key_id(key_id)
+    granted = tuple(each for each in permissions if each != "none")
+    _access_tables(store).set_permissions(key_id, granted)
+    click.echo(f"Key {key_id}: {' '.join(granted) or 'no permissions'}.")
 
 
 @keys.command("revoke")
@@ -402,16 +480,25 @@ def list_keys(project: str | None, store: str) -> None:
 @_store_option
 def revoke_key(key_id: str, store: str) -> None:
     """Revoke the key with this id."""
+    _check_key_id(key_id)
+    _access_tables(store).revoke_key(key_id)
+    click.echo(f"Revoked {key_id}.")
+
+
+def _check_key_id(key_id: str) -> None:
     if key_id.startswith(("sk-", "ak-")):
         raise SettingError(
             "KEY_ID: a key came; send its id, which `volcano-server keys list` shows"
         )
-    _access_file(store).revoke_key(key_id)
-    click.echo(f"Revoked {key_id}.")
 
 
-def _access_file(store: str) -> AccessFile:
-    return AccessFile.beside(parse_store_url(store))
+def _access_tables(store: str) -> AccessTables:
+    if not is_database_url(store):
+        return AccessFile.beside(parse_store_url(store))
+    database = _database(store)
+    from volcano_server.access_database import AccessDatabase
+
+    return AccessDatabase(database)
 
 
 def _quota_words(quota: int) -> str:

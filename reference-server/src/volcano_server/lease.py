@@ -149,12 +149,13 @@ def decide_all(
 
     `slots` holds what the store knows of the batch's keys and is brought up to date; a key it lacks
     was never held.  Also returned: the slots that changed, which are what has to be written.
+    No slot goes back in time: where `now` is earlier than its last change, that moment counts.
     """
     answers: list[Answer] = []
     changed: dict[SlotKey, Slot] = {}
     for command in commands:
         before = slots.get(command.slot_key, NEVER_HELD)
-        after, answer = decide(before, command, now, fencing_floor)
+        after, answer = decide(before, command, max(now, before.changed_at), fencing_floor)
         if after is not before:
             slots[command.slot_key] = changed[command.slot_key] = after
         answers.append(answer)

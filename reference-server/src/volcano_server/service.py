@@ -34,7 +34,7 @@ from volcano_server.problems import (
 )
 from volcano_server.quota import Quota, Spent
 from volcano_server.settings import Settings
-from volcano_server.stores.store import StoreUnavailableError
+from volcano_server.stores.store import SharedCounts, StoreUnavailableError
 
 STORE_UNAVAILABLE = service_unavailable("The lock store cannot answer at the moment; try again.")
 BODY_TOO_SLOW = service_unavailable("The body did not arrive in time; try again.")
@@ -141,6 +141,16 @@ class LockService:
         except StoreUnavailableError as error:
             return str(error)
         return None
+
+    async def exchange_counts(self, counts: SharedCounts) -> None:
+        """Tell the other replicas what the projects have used here, and hear what elsewhere."""
+        told = self._quota.untold(self._clock.wall())
+        if not told:
+            return
+        try:
+            self._quota.exchange(told, await counts.add(told))
+        except StoreUnavailableError:
+            pass  # Told again next time: what was added all the same then counts twice.
 
     def wall(self) -> int:
         """The server's wall clock in µs since 1970."""

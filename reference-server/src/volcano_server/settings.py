@@ -2,12 +2,14 @@
 
 The command line takes each of these as an option, and from the environment:
 
-    --store          VOLCANO_STORE          sqlite:///relative.db, sqlite:////absolute.db
+    --store          VOLCANO_STORE          sqlite:///relative.db, sqlite:////absolute.db,
+                                            postgresql://user@host:5432/database
     --host           VOLCANO_HOST           127.0.0.1
     --port           VOLCANO_PORT           8790
     --log-requests   VOLCANO_LOG_REQUESTS   off
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +37,8 @@ class Settings:
     """Serve /_test: for development servers alone."""
     access_refresh: float = 0.5
     """How often changed credentials are looked for."""
+    counts_exchange: float = 0.5
+    """How often replicas tell each other how much of its quota each project has used."""
     body_patience: float = 5.0
     """How long a request's body may take."""
 
@@ -46,7 +50,14 @@ def parse_store_url(url: str) -> Path:
     """The path in `sqlite:///path`: from the working directory, unless it begins with a slash."""
     path = url.removeprefix(_SQLITE)
     if path == url or not path or "?" in path or "#" in path:
+        shown = re.sub(r":[^:@]*@", ":…@", url)  # there may be a password in it
         raise SettingError(
-            f"--store: got {url!r}; send sqlite:///relative/path.db or sqlite:////absolute/path.db"
+            f"--store: got {shown!r}; send sqlite:///relative/path.db, sqlite:////absolute/path.db"
+            " or postgresql://user@host:5432/database"
         )
     return Path(path)
+
+
+def is_database_url(url: str) -> bool:
+    """A PostgreSQL database, as libpq writes it."""
+    return url.startswith(("postgresql://", "postgres://"))

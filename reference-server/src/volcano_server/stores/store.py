@@ -10,11 +10,12 @@ one `read` under way; a `read` handed over before an `apply` is answered before 
     ├── NotAStoreError              65  not a database, damaged, or another program's
     ├── StoreInUseError             75  another server has it
     ├── NewerSchemaError            65  written by a later version of this program
-    └── StoreBrokenError            74  the disk is full or failing
+    ├── StoreBrokenError            74  the disk is full or failing
+    └── StoreUnreachableError       69  no answer from the database
     StoreUnavailableError           while open: this job was not done, a later one may be
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Protocol
 
 from volcano_server.lease import Answer, Read, Write
@@ -50,6 +51,10 @@ class StoreBrokenError(StoreOpenError):
     exit_status = 74  # EX_IOERR
 
 
+class StoreUnreachableError(StoreOpenError):
+    exit_status = 69  # EX_UNAVAILABLE
+
+
 class Store(Protocol):
     async def open(self) -> None:
         """Make the store ready, once.  Raises StoreOpenError, for the operator to read."""
@@ -74,4 +79,14 @@ class Store(Protocol):
         """Look at the next `limit` slots and delete those free for a day; how many were deleted.
 
         May be called while an `apply` or a `read` is under way.  Raises StoreUnavailableError.
+        """
+
+
+class SharedCounts(Protocol):
+    """Where replicas add up how many operations each project has done in a window."""
+
+    async def add(self, counts: Mapping[tuple[str, int], int]) -> Mapping[tuple[str, int], int]:
+        """Add to the sums of (project, number of the window); the sums afterwards.
+
+        Raises StoreUnavailableError; then it is not known whether they were added.
         """

