@@ -35,7 +35,7 @@ const most = (name) => Math.max(...samples.map((sample) => sample[name]));
 const [first, last] = [samples[0], samples.at(-1)];
 // The HTTP stack keeps a socket and a timer or two of its own; what counts is that they do not add up.
 const isFlat =
-  most('sockets') <= 1 && most('timers') <= 3 && most('listeners') === 0 && last.heap - first.heap < 0.05 * first.heap;
+  most('sockets') <= 1 && most('timers') <= 3 && most('listeners') === 0 && last.heap - first.heap < 0.1 * first.heap;
 const result = {
   locks: count,
   ms_per_lock: Number(milliseconds.toFixed(2)),

@@ -71,7 +71,7 @@ export interface Settings {
   uuid(): string;
 }
 
-/** Tokens that callers chose and that were released are remembered up to this many, the oldest go first. */
+/** Tokens that a caller knows and that were released are remembered up to this many; the oldest go first. */
 const MOST_REMEMBERED = 10_000;
 
 /** An acquire as it was asked for: fixed before the first send. `isOwn`: the caller chose the token. */
@@ -292,9 +292,11 @@ export class Locks {
   }
 
   /** Releases what may have been granted. */
-  async #giveBack({ key, token }: Plan): Promise<void> {
+  async #giveBack({ key, token, isOwn }: Plan): Promise<void> {
     const request = operations.release(key, this.#lease(token, this.#settings.uuid()));
-    const onSent = () => this.#spend(token);
+    const onSent = () => {
+      if (isOwn) this.#spend(token);
+    };
     try {
       await this.#run(operations.releaseFlow(request, { tries: 2 }), this.#exits, { onSent });
     } catch (error) {
@@ -314,7 +316,7 @@ export class Locks {
     const { key, token, ttl } = plan;
     const holding = new Holding(ttl, key, token, acquired, this.#jitter());
     const nextRequest = () => operations.renew(key, { ...this.#lease(token, this.#settings.uuid()), ttl });
-    const kept = new Kept(holding, nextRequest, (loss) => call.abort(loss));
+    const kept = new Kept(holding, nextRequest, (loss) => call.abort(loss), plan.isOwn);
     const signal = watchful(call, () => this.#renewals.look(kept));
     this.#renewals.keep(kept);
     if (this.#isClosed) this.#renewals.touch(kept, () => holding.lose(CLOSED));
@@ -339,7 +341,9 @@ export class Locks {
       if (holding.released) return null;
       const { key, token } = holding.lease;
       const request = operations.release(key, this.#lease(token, this.#settings.uuid()));
-      const onSent = () => this.#spend(token);
+      const onSent = () => {
+        if (kept.isOwn) this.#spend(token);
+      };
       await this.#run(operations.releaseFlow(request, { tries: holding.loss ? 1 : 2 }), this.#exits, { onSent });
       return null;
     } catch (error) {

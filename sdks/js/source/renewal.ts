@@ -238,6 +238,8 @@ export class Kept {
     readonly holding: Holding,
     readonly nextRequest: () => Request,
     readonly onLoss: (loss: LockLostError) => void,
+    /** The caller chose its token, and might choose it again. */
+    readonly isOwn = false,
   ) {}
 }
 
