@@ -11,8 +11,8 @@ The rules in words: docs/semantics.md#lease-rules; as data: conformance/tables/t
 """
 
 from collections.abc import Iterable, MutableMapping
-from dataclasses import dataclass, field, replace
-from typing import assert_never
+from dataclasses import dataclass, field
+from typing import NamedTuple, assert_never
 
 from volcano_server import fencing
 from volcano_server.problems import LOCK_HELD, LOCK_OWNERSHIP_LOST, Problem
@@ -55,8 +55,7 @@ class Slot:
 NEVER_HELD = Slot(fencing_token=0, lease=None, changed_at=0)
 
 
-@dataclass(frozen=True, slots=True)
-class SlotKey:
+class SlotKey(NamedTuple):  # its hash is asked for several times a command
     """Where a slot lives.  Two projects may use the same key without meeting."""
 
     project: str
@@ -165,29 +164,27 @@ def decide_all(
 def _acquire(slot: Slot, command: Acquire, now: int, fencing_floor: int) -> tuple[Slot, Answer]:
     lease = slot.lease
     if lease is None or slot.is_free(now):
-        return _granted(
-            Lease(command.token, expires_at=now, hard_deadline=now + LONGEST),
-            fencing.next_token(slot.fencing_token, fencing_floor),
-            command.ttl_seconds,
-            now,
-        )
+        fencing_token = fencing.next_token(slot.fencing_token, fencing_floor)
+        return _granted(command, fencing_token, now + LONGEST, now)
     if lease.token != command.token:
         return slot, LOCK_HELD
     if now >= lease.expires_at:
         return slot, LOCK_OWNERSHIP_LOST
-    return _granted(lease, slot.fencing_token, command.ttl_seconds, now)
+    return _granted(command, slot.fencing_token, lease.hard_deadline, now)
 
 
 def _renew(slot: Slot, command: Renew, now: int) -> tuple[Slot, Answer]:
     lease = slot.lease
     if lease is None or lease.token != command.token or now >= lease.expires_at - MARGIN:
         return slot, LOCK_OWNERSHIP_LOST
-    return _granted(lease, slot.fencing_token, command.ttl_seconds, now)
+    return _granted(command, slot.fencing_token, lease.hard_deadline, now)
 
 
-def _granted(lease: Lease, fencing_token: int, ttl_seconds: int, now: int) -> tuple[Slot, Answer]:
-    expires_at = min(now + ttl_seconds * SECOND, lease.hard_deadline)
-    granted = Slot(fencing_token, replace(lease, expires_at=expires_at), changed_at=now)
+def _granted(
+    command: Acquire | Renew, fencing_token: int, hard_deadline: int, now: int
+) -> tuple[Slot, Answer]:
+    expires_at = min(now + command.ttl_seconds * SECOND, hard_deadline)
+    granted = Slot(fencing_token, Lease(command.token, expires_at, hard_deadline), changed_at=now)
     return granted, Granted(expires_at, fencing_token, expires_in=expires_at - now)
 
 
