@@ -16,13 +16,17 @@ import socket
 import stat
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 
 import psycopg
+
+from volcano_server.clock import ManualClock
 
 _FAST: Mapping[str, str] = {"fsync": "off", "full_page_writes": "off"}
 """For tests that kill no database: nothing has to survive."""
@@ -139,12 +143,58 @@ class Cluster:
             for statement in statements:
                 connection.execute(statement.encode())
 
+    def database(self) -> str:
+        """The URL of a new, empty database."""
+        name = f"test_{uuid.uuid4().hex}"
+        self.execute(f"CREATE DATABASE {name}")
+        return self.url(name)
+
     def value(self, query: str, database: str = "postgres") -> object:
         with psycopg.connect(self.url(database), autocommit=True) as connection:
             row = connection.execute(query.encode()).fetchone()
             assert row is not None
             found: object = row[0]
             return found
+
+
+class DatabaseClock(ManualClock):
+    """A host and a database whose time a test moves.
+
+    The store's statements say `clock_timestamp()`; in this database a function of that name comes
+    before PostgreSQL's own.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._connection = psycopg.connect(url, autocommit=True)
+        name = self._connection.info.dbname
+        for statement in (
+            "CREATE SCHEMA moved",
+            "CREATE TABLE moved.clock (now timestamptz)",
+            "INSERT INTO moved.clock VALUES (NULL)",
+            """
+            CREATE FUNCTION moved.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE
+            AS 'SELECT now FROM moved.clock'
+            """,
+            f"ALTER DATABASE {name} SET search_path = moved, pg_catalog",
+        ):
+            self._connection.execute(statement.encode())
+        self._show()
+
+    def advance(self, seconds: float) -> None:
+        super().advance(seconds)
+        self._show()
+
+    def step_wall(self, seconds: float) -> None:
+        super().step_wall(seconds)
+        self._show()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _show(self) -> None:
+        now = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=self.wall())
+        self._connection.execute("UPDATE moved.clock SET now = %s", (now,))
 
 
 def _free_port() -> int:

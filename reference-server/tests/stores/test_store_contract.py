@@ -1,13 +1,20 @@
-"""What every store must do.  A new store joins by a bench of its own in `ALL` or `DURABLE`."""
+"""What every store must do.  A new store joins by a bench of its own in the lists below.
+
+`steady`: those with a clock of their own that nobody sets; PostgreSQL's is the database's wall
+clock (its own rules about that are in test_postgresql.py).
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+from postgres import DatabaseClock
 
 from volcano_server.clock import ManualClock
+from volcano_server.database import Database
 from volcano_server.lease import (
     DAY,
     GRACE,
@@ -27,6 +34,7 @@ from volcano_server.lease import (
 )
 from volcano_server.problems import LOCK_HELD, LOCK_OWNERSHIP_LOST
 from volcano_server.stores.memory import MemoryStore
+from volcano_server.stores.postgresql import PostgresqlStore
 from volcano_server.stores.sqlite import SqliteStore
 from volcano_server.stores.store import Store, StoreUnavailableError
 
@@ -38,12 +46,10 @@ HOUR = 3600
 
 
 class Bench(Protocol):
-    """A store with a host that a test moves.  `directory`: for what it keeps."""
+    """A store with a host that a test moves."""
 
     host: ManualClock
     store: Store
-
-    def __init__(self, directory: Path) -> None: ...
 
 
 class DurableBench(Bench, Protocol):
@@ -52,7 +58,7 @@ class DurableBench(Bench, Protocol):
 
 
 class MemoryBench:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self) -> None:
         self.host = ManualClock()
         self.store: Store = MemoryStore(self.host)
 
@@ -69,8 +75,22 @@ class SqliteBench:
         await self.store.open()
 
 
-DURABLE: dict[str, type[DurableBench]] = {"sqlite": SqliteBench}
-ALL: dict[str, type[Bench]] = {"memory": MemoryBench, **DURABLE}
+class PostgresqlBench:
+    def __init__(self, url: str) -> None:
+        self.database = Database.parse(url)
+        self.host: ManualClock = DatabaseClock(url)
+        self.store: Store = PostgresqlStore(self.database, self.host)
+
+    async def restart(self) -> None:
+        await self.store.close()
+        self.store = PostgresqlStore(self.database, self.host)
+        await self.store.open()
+
+
+STEADY_DURABLE = ["sqlite"]
+DURABLE = [*STEADY_DURABLE, "postgresql"]
+STEADY = ["memory", *STEADY_DURABLE]
+ALL = ["memory", *DURABLE]
 
 
 @pytest.fixture
@@ -78,20 +98,49 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(params=ALL)
-async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
-    bench = ALL[request.param](tmp_path)
+@asynccontextmanager
+async def opened(request: pytest.FixtureRequest, directory: Path) -> AsyncIterator[Bench]:
+    """The bench that the parameter names, with an empty store."""
+    bench: Bench
+    if request.param == "postgresql":
+        bench = PostgresqlBench(request.getfixturevalue("cluster").database())
+    elif request.param == "sqlite":
+        bench = SqliteBench(directory)
+    else:
+        bench = MemoryBench()
     await bench.store.open()
     yield bench
     await bench.store.close()
+    if isinstance(bench.host, DatabaseClock):
+        bench.host.close()
+
+
+@pytest.fixture(params=ALL)
+async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with opened(request, tmp_path) as bench:
+        yield bench
+
+
+@pytest.fixture(params=STEADY)
+async def steady(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with opened(request, tmp_path) as bench:
+        yield bench
 
 
 @pytest.fixture(params=DURABLE)
 async def durable(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[DurableBench]:
-    bench = DURABLE[request.param](tmp_path)
-    await bench.store.open()
-    yield bench
-    await bench.store.close()
+    async with opened(request, tmp_path) as bench:
+        assert isinstance(bench, SqliteBench | PostgresqlBench)
+        yield bench
+
+
+@pytest.fixture(params=STEADY_DURABLE)
+async def steady_durable(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncIterator[DurableBench]:
+    async with opened(request, tmp_path) as bench:
+        assert isinstance(bench, SqliteBench)
+        yield bench
 
 
 async def apply(bench: Bench, *commands: Command) -> list[Answer]:
@@ -224,16 +273,16 @@ async def test_the_claim_is_asked_once_even_where_nothing_changes(bench: Bench) 
 
 @pytest.mark.parametrize("hours", [-1, 1])
 async def test_a_wall_clock_that_is_set_neither_lengthens_nor_shortens_a_lease(
-    bench: Bench, hours: int
+    steady: Bench, hours: int
 ) -> None:
-    await acquire(bench)
+    await acquire(steady)
 
-    bench.host.step_wall(hours * HOUR)
+    steady.host.step_wall(hours * HOUR)
 
-    bench.host.advance(30.999999)
-    assert isinstance(await read(bench), Held)
-    bench.host.advance(0.000001)
-    assert await read(bench) == Free()
+    steady.host.advance(30.999999)
+    assert isinstance(await read(steady), Held)
+    steady.host.advance(0.000001)
+    assert await read(steady) == Free()
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
@@ -295,115 +344,117 @@ async def test_a_restart_after_the_lease_lapsed_finds_it_free_at_once(
 
 @pytest.mark.parametrize("hours", [-1, 1])
 async def test_a_wall_clock_set_before_a_restart_in_the_same_boot_changes_nothing(
-    durable: DurableBench, hours: int
+    steady_durable: DurableBench, hours: int
 ) -> None:
-    granted = await acquire(durable)
-    await apply(durable, ForceRelease(NIGHTLY))
-    again = await acquire(durable)
-    durable.host.advance(20)
-    durable.host.step_wall(hours * HOUR)
+    granted = await acquire(steady_durable)
+    await apply(steady_durable, ForceRelease(NIGHTLY))
+    again = await acquire(steady_durable)
+    steady_durable.host.advance(20)
+    steady_durable.host.step_wall(hours * HOUR)
 
-    await durable.restart()
+    await steady_durable.restart()
 
-    assert await read(durable) == Held(again.expires_at, again.fencing_token)
-    durable.host.advance(10.999999)
-    assert isinstance(await read(durable), Held)
-    durable.host.advance(0.000001)
-    later = await acquire(durable, "bob")
+    assert await read(steady_durable) == Held(again.expires_at, again.fencing_token)
+    steady_durable.host.advance(10.999999)
+    assert isinstance(await read(steady_durable), Held)
+    steady_durable.host.advance(0.000001)
+    later = await acquire(steady_durable, "bob")
     assert granted.fencing_token < again.fencing_token < later.fencing_token
 
 
 async def test_a_reboot_with_the_wall_clock_an_hour_ahead_keeps_what_each_lease_had_left(
-    durable: DurableBench,
+    steady_durable: DurableBench,
 ) -> None:
-    await acquire(durable)
-    durable.host.advance(10)
-    await acquire(durable, "bob", key=HOURLY)  # the last commit: alice has 20 s left
-    durable.host.reboot()
-    durable.host.step_wall(HOUR)
+    await acquire(steady_durable)
+    steady_durable.host.advance(10)
+    await acquire(steady_durable, "bob", key=HOURLY)  # the last commit: alice has 20 s left
+    steady_durable.host.reboot()
+    steady_durable.host.step_wall(HOUR)
 
-    await durable.restart()
+    await steady_durable.restart()
 
-    assert (await apply(durable, Renew(NIGHTLY, "alice", 20)))[0] != LOCK_OWNERSHIP_LOST
-    durable.host.advance(20.999999)
-    assert isinstance(await read(durable), Held)
-    assert isinstance(await read(durable, HOURLY), Held)
-    durable.host.advance(0.000001)
-    assert await read(durable) == Free()
-    durable.host.advance(10)
-    assert await read(durable, HOURLY) == Free()
+    assert (await apply(steady_durable, Renew(NIGHTLY, "alice", 20)))[0] != LOCK_OWNERSHIP_LOST
+    steady_durable.host.advance(20.999999)
+    assert isinstance(await read(steady_durable), Held)
+    assert isinstance(await read(steady_durable, HOURLY), Held)
+    steady_durable.host.advance(0.000001)
+    assert await read(steady_durable) == Free()
+    steady_durable.host.advance(10)
+    assert await read(steady_durable, HOURLY) == Free()
 
 
-async def test_a_reboot_moves_the_hard_deadline_with_the_lease(durable: DurableBench) -> None:
-    await acquire(durable)
-    durable.host.reboot()
-    durable.host.step_wall(HOUR)
+async def test_a_reboot_moves_the_hard_deadline_with_the_lease(
+    steady_durable: DurableBench,
+) -> None:
+    await acquire(steady_durable)
+    steady_durable.host.reboot()
+    steady_durable.host.step_wall(HOUR)
 
-    await durable.restart()
+    await steady_durable.restart()
 
-    (renewed,) = await apply(durable, Renew(NIGHTLY, "alice", 90 * 86_400))
+    (renewed,) = await apply(steady_durable, Renew(NIGHTLY, "alice", 90 * 86_400))
     assert isinstance(renewed, Granted)
     assert renewed.expires_in == 90 * DAY
 
 
-async def test_a_reboot_moves_no_lease_twice(durable: DurableBench) -> None:
-    await acquire(durable)
-    durable.host.reboot()
-    durable.host.step_wall(HOUR)
+async def test_a_reboot_moves_no_lease_twice(steady_durable: DurableBench) -> None:
+    await acquire(steady_durable)
+    steady_durable.host.reboot()
+    steady_durable.host.step_wall(HOUR)
 
-    await durable.restart()
-    await durable.restart()
+    await steady_durable.restart()
+    await steady_durable.restart()
 
-    durable.host.advance(30.999999)
-    assert isinstance(await read(durable), Held)
-    durable.host.advance(0.000001)
-    assert await read(durable) == Free()
+    steady_durable.host.advance(30.999999)
+    assert isinstance(await read(steady_durable), Held)
+    steady_durable.host.advance(0.000001)
+    assert await read(steady_durable) == Free()
 
 
 async def test_a_reboot_moves_no_lease_that_was_free_at_the_last_commit(
-    durable: DurableBench,
+    steady_durable: DurableBench,
 ) -> None:
     """It was free for the two days, however unknown their length."""
-    await acquire(durable)
-    durable.host.advance(31)
-    await acquire(durable, "bob", key=HOURLY)
-    durable.host.reboot()
-    durable.host.step_wall(2 * 86_400)
+    await acquire(steady_durable)
+    steady_durable.host.advance(31)
+    await acquire(steady_durable, "bob", key=HOURLY)
+    steady_durable.host.reboot()
+    steady_durable.host.step_wall(2 * 86_400)
 
-    await durable.restart()
+    await steady_durable.restart()
 
-    assert await read(durable) == Free()
-    assert await durable.store.sweep(10) == 1
-    assert isinstance(await read(durable, HOURLY), Held)
+    assert await read(steady_durable) == Free()
+    assert await steady_durable.store.sweep(10) == 1
+    assert isinstance(await read(steady_durable, HOURLY), Held)
 
 
-async def test_a_reboot_keeps_a_lease_that_was_in_its_grace(durable: DurableBench) -> None:
-    await acquire(durable)
-    durable.host.advance(30.5)
-    await acquire(durable, "bob", key=HOURLY)
-    durable.host.reboot()
-    durable.host.step_wall(HOUR)
+async def test_a_reboot_keeps_a_lease_that_was_in_its_grace(steady_durable: DurableBench) -> None:
+    await acquire(steady_durable)
+    steady_durable.host.advance(30.5)
+    await acquire(steady_durable, "bob", key=HOURLY)
+    steady_durable.host.reboot()
+    steady_durable.host.step_wall(HOUR)
 
-    await durable.restart()
+    await steady_durable.restart()
 
-    assert isinstance(await read(durable), Held)
-    assert await apply(durable, Acquire(NIGHTLY, "alice", 30)) == [LOCK_OWNERSHIP_LOST]
-    durable.host.advance(0.5)
-    assert await read(durable) == Free()
+    assert isinstance(await read(steady_durable), Held)
+    assert await apply(steady_durable, Acquire(NIGHTLY, "alice", 30)) == [LOCK_OWNERSHIP_LOST]
+    steady_durable.host.advance(0.5)
+    assert await read(steady_durable) == Free()
 
 
 async def test_a_reboot_with_the_wall_clock_behind_takes_no_time_from_a_lease(
-    durable: DurableBench,
+    steady_durable: DurableBench,
 ) -> None:
-    granted = await acquire(durable)
-    durable.host.reboot()
-    durable.host.step_wall(-HOUR)
+    granted = await acquire(steady_durable)
+    steady_durable.host.reboot()
+    steady_durable.host.step_wall(-HOUR)
 
-    await durable.restart()
+    await steady_durable.restart()
 
-    assert await read(durable) == Held(granted.expires_at, granted.fencing_token)
-    durable.host.advance(31)
-    assert (await acquire(durable, "bob")).fencing_token > granted.fencing_token
+    assert await read(steady_durable) == Held(granted.expires_at, granted.fencing_token)
+    steady_durable.host.advance(31)
+    assert (await acquire(steady_durable, "bob")).fencing_token > granted.fencing_token
 
 
 # Sweeping.
@@ -433,41 +484,43 @@ async def test_a_held_slot_is_never_swept(bench: Bench) -> None:
     assert await read(bench) == Held(granted.expires_at, granted.fencing_token)
 
 
-async def test_the_tokens_of_a_swept_key_rise_with_the_wall_clock_set_back(bench: Bench) -> None:
-    before = await acquire(bench)
-    bench.host.advance(2 * 86_400)
-    bench.host.step_wall(-10 * 86_400)
-    assert await bench.store.sweep(10) == 1
+async def test_the_tokens_of_a_swept_key_rise_with_the_wall_clock_set_back(steady: Bench) -> None:
+    before = await acquire(steady)
+    steady.host.advance(2 * 86_400)
+    steady.host.step_wall(-10 * 86_400)
+    assert await steady.store.sweep(10) == 1
 
-    assert (await acquire(bench)).fencing_token > before.fencing_token
+    assert (await acquire(steady)).fencing_token > before.fencing_token
 
 
-async def test_the_tokens_of_a_swept_key_rise_after_a_restart_too(durable: DurableBench) -> None:
-    durable.host.step_wall(10 * 86_400)
-    before = await acquire(durable)
-    durable.host.step_wall(-10 * 86_400)
-    durable.host.advance(2 * 86_400)
-    assert await durable.store.sweep(10) == 1
+async def test_the_tokens_of_a_swept_key_rise_after_a_restart_too(
+    steady_durable: DurableBench,
+) -> None:
+    steady_durable.host.step_wall(10 * 86_400)
+    before = await acquire(steady_durable)
+    steady_durable.host.step_wall(-10 * 86_400)
+    steady_durable.host.advance(2 * 86_400)
+    assert await steady_durable.store.sweep(10) == 1
 
-    await durable.restart()
+    await steady_durable.restart()
 
-    assert (await acquire(durable)).fencing_token > before.fencing_token
+    assert (await acquire(steady_durable)).fencing_token > before.fencing_token
 
 
 async def test_a_low_token_that_is_swept_after_a_high_one_does_not_lower_the_mark(
-    bench: Bench,
+    steady: Bench,
 ) -> None:
     before, high, after = (SlotKey("shop", key) for key in "abc")
-    await acquire(bench, key=before)
-    bench.host.step_wall(10 * 86_400)
-    highest = await acquire(bench, key=high)
-    bench.host.step_wall(-10 * 86_400)
-    assert (await acquire(bench, key=after)).fencing_token < highest.fencing_token
-    bench.host.advance(2 * 86_400)
+    await acquire(steady, key=before)
+    steady.host.step_wall(10 * 86_400)
+    highest = await acquire(steady, key=high)
+    steady.host.step_wall(-10 * 86_400)
+    assert (await acquire(steady, key=after)).fencing_token < highest.fencing_token
+    steady.host.advance(2 * 86_400)
 
-    assert sum([await bench.store.sweep(1) for _ in range(4)]) == 3
+    assert sum([await steady.store.sweep(1) for _ in range(4)]) == 3
 
-    assert (await acquire(bench, key=high)).fencing_token > highest.fencing_token
+    assert (await acquire(steady, key=high)).fencing_token > highest.fencing_token
 
 
 async def test_the_sweeper_walks_over_all_slots_in_chunks(bench: Bench) -> None:

@@ -318,10 +318,15 @@ class Lane:
         self._database = database
         self._link: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
+        self._turn = asyncio.Lock()
         self._not_before = 0.0  # the time of the loop from which on a connection is tried again
 
     async def run(self, attempt: Callable[[Connection], Awaitable[T]]) -> T:
         """Attempt a job, again where that is safe and may help.  Raises StoreUnavailableError."""
+        async with self._turn:
+            return await self._run(attempt)
+
+    async def _run(self, attempt: Callable[[Connection], Awaitable[T]]) -> T:
         loop = asyncio.get_running_loop()
         until = loop.time() + _JOB
         trouble: psycopg.Error | None = None
