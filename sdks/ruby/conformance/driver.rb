@@ -70,7 +70,7 @@ class Driver
     when "finish" then yield(-> { @finishes.fetch(call) << command })
     when "cancel"
       quiet if @clock
-      yield(-> { @threads.fetch(call).raise(Cancelled, "cancelled") })
+      @threads.fetch(call).raise(Cancelled, "cancelled")
     when "look" then return look(call)
     when "sleeping"
       quiet

@@ -76,8 +76,4 @@ class VolcanoTest < Minitest::Test
   def teardown
     (@clients || []).each { |one| one.close rescue nil } # rubocop:disable Style/RescueModifier -- the test is over
   end
-
-  def thread_names
-    Thread.list.filter_map(&:name).grep(/volcano/)
-  end
 end

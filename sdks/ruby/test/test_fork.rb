@@ -98,6 +98,18 @@ class TestFork < VolcanoTest
     assert_equal(["this client is closed"], in_child { |say| say.call((@locks.get("k") rescue $!.message)) })
   end
 
+  def test_clients_that_nobody_closed_are_forgotten_with_their_sockets
+    watched = Volcano::Fork.watched
+    Thread.new do
+      clients = Array.new(50) { Volcano::Client.new(api_url: @server.url, service_key: "sk-x").tap { |one| one.locks.get("k") } }
+      assert_operator(Volcano::Fork.watched, :>=, clients.size)
+    end.join
+
+    wait_until(10, "garbage collection") { [GC.start, Array.new(1000) { "x" }] && Volcano::Fork.watched < watched + 10 }
+
+    assert_equal([7], in_child { |say| say.call(@locks.with_lock("child", ttl: 30) { 7 }) })
+  end
+
   # The fork may come while another thread holds any mutex of the SDK.
   def test_forks_while_other_threads_are_busy_hang_no_child
     stop = false
@@ -117,8 +129,10 @@ class TestFork < VolcanoTest
     pid = fork do
       out.close
       yield ->(*facts) { into.write(JSON.generate(facts)) }
-      into.close
+    rescue Exception => error
+      into.write(JSON.generate([error.full_message(highlight: false)]))
     ensure
+      into.close
       exit!(0)
     end
     into.close

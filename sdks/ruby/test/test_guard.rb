@@ -11,6 +11,7 @@ class TestGuard < VolcanoTest
   end
 
   def teardown
+    @holders&.each(&:kill)
     super
     @server.close
   end
@@ -55,6 +56,9 @@ class TestGuard < VolcanoTest
     end
 
     assert_empty(calls)
+  end
+
+  def test_on_lost_wants_a_block
     assert_raises(ArgumentError) { @locks.with_lock("k", ttl: 5, &:on_lost) }
   end
 

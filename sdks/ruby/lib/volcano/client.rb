@@ -54,7 +54,6 @@ module Volcano
       @closed = false
       @session = nil
       @locks = Locks.new(self)
-      Fork.watch(self)
     end
 
     # Ends all that this client holds and does: the guards of its running `with_lock`s are lost first, then
@@ -71,6 +70,7 @@ module Volcano
 
       failures = @locks.release_all(session)
       session.close
+      Fork.unwatch(self)
       raise failures.first, cause: failures.first.cause unless failures.empty?
     end
 
@@ -104,13 +104,6 @@ module Volcano
           @session
         end
       end
-    end
-
-    # @api private
-    def forked
-      session = @session
-      @session = nil
-      session&.forget
     end
 
     # Tells the log, at most; never raises.
@@ -150,10 +143,7 @@ module Volcano
 
       def close
         transports.each(&:close)
-      end
-
-      def forget
-        transports.each(&:forget)
+        @keeper.close
       end
     end
 
@@ -162,11 +152,12 @@ module Volcano
     def open_session
       pid = Process.pid
       clock = @clock || SystemClock.new
-      transport, renewals = Array.new(2) { Transport.new(@uri, proxy: @proxy, clock: clock) }
+      transport, renewals = [true, false].map { |openers| Transport.new(@uri, proxy: @proxy, clock: clock, openers: openers) }
       keeper = Keeper.new(
         clock: clock, transport: renewals, timeout: @timeout, mine: -> { pid == Process.pid },
         request: @locks.method(:renewal_request), log: ->(sentence) { log(:warn, sentence) }
       )
+      Fork.watch(self, [transport, renewals])
       Session.new(clock: clock, transport: transport, renewals: renewals, keeper: keeper, pid: pid)
     end
 

@@ -8,8 +8,11 @@ module Volcano
   # parent closes them.
   # @api private
   module Fork
-    CLIENTS = ObjectSpace::WeakMap.new
-    private_constant :CLIENTS
+    # {60 => [Transport, …]} by the client's object id, as long as that client lives and is open. Not a WeakMap:
+    # in Ruby 3.1 one may list what is gone.
+    TRANSPORTS = {}
+    FORGET = ->(object_id) { TRANSPORTS.delete(object_id) }
+    private_constant :TRANSPORTS, :FORGET
 
     module Hook
       def _fork
@@ -19,12 +22,28 @@ module Volcano
       end
     end
 
-    def self.watch(client)
-      CLIENTS[client] = true
+    # The transports must not know their client, or it would live for ever.
+    def self.watch(client, transports)
+      TRANSPORTS[client.object_id] = transports
+      ObjectSpace.define_finalizer(client, FORGET)
     end
 
+    def self.unwatch(client)
+      FORGET.call(client.object_id)
+    end
+
+    def self.watched
+      TRANSPORTS.size
+    end
+
+    # In the child.
     def self.happened
-      CLIENTS.keys.each(&:forked)
+      TRANSPORTS.values.flatten.each do |transport|
+        transport.forget
+      rescue StandardError
+        nil # that socket stays open in the child; raising here would harm the user's fork
+      end
+      TRANSPORTS.clear
     end
 
     ::Process.singleton_class.prepend(Hook)

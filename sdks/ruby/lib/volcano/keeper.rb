@@ -69,6 +69,7 @@ module Volcano
       @work = ConditionVariable.new
       @workers = [] # [Thread, …]
       @idle = 0
+      @closed = false
       @calling = 0
     end
 
@@ -114,6 +115,14 @@ module Volcano
           kept.holding.lose(how)
           settle(kept)
         end
+      end
+    end
+
+    # Lets the workers leave as soon as nothing is left to do.
+    def close
+      synchronize do
+        @closed = true
+        @work.broadcast
       end
     end
 
@@ -285,7 +294,7 @@ module Volcano
       @mutex.synchronize do
         leave_at = @clock.now + LINGER_SECONDS
         until (job = renewal_job || call_job)
-          if @clock.now >= leave_at
+          if @closed || @clock.now >= leave_at
             @workers.delete(Thread.current)
             return
           end

@@ -16,8 +16,8 @@ module Volcano
     NOTHING = { Object => :immediate }.freeze
     private_constant :EVERYTHING, :NOTHING
 
-    def self.up(&step)
-      Thread.handle_interrupt(EVERYTHING, &step)
+    def self.up
+      Thread.handle_interrupt(EVERYTHING) { yield }
     end
 
     # A thread of the SDK's own. A new thread inherits its maker's shield and could then never be ended,

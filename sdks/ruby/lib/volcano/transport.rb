@@ -18,8 +18,9 @@ module Volcano
   # nothing is ever sent again from here: redirects, Net::HTTP's own retries and its 60 s timeouts are off.
   #
   # A try is bounded as a whole: each wait for the socket looks at the clock, so a server that dribbles
-  # bytes gains nothing. (Ruby cannot interrupt name resolution, and Net::HTTP gives each address of a
-  # host the whole time to connect: only these two may take longer.)
+  # bytes gains nothing. A call's connection is opened by a thread of its own, which is gone with that: Ruby
+  # cannot interrupt name resolution, and a Net::HTTP that is interrupted while it connects leaves its
+  # socket to the garbage collector.
   # @api private
   class Transport
     # Idle lanes are closed after this: below the idle limits of common servers and load balancers.
@@ -33,10 +34,12 @@ module Volcano
 
     # @param uri [URI::HTTP] the API's URL; its path, if any, comes before the operations' paths
     # @param proxy [URI::HTTP, nil]
-    def initialize(uri, proxy:, clock:)
+    # @param openers [Boolean] may it use further threads? The workers, which nobody interrupts, connect themselves
+    def initialize(uri, proxy:, clock:, openers: true)
       @uri = uri
       @proxy = proxy
       @clock = clock
+      @openers = openers
       @mutex = Mutex.new
       @free = [] # [Lane, …] the latest used last
       @exchanges = [] # [Exchange, …] begun and not ended
@@ -115,34 +118,55 @@ module Volcano
 
     # Gives the exchange an open lane; nil, or the Failure.
     def connect(exchange)
-      raise IOError, "this client is closed" if @closed
+      return exchange.failure("was not sent: this client is closed") if @closed
 
-      exchange.lane = free_lane || Lane.new(session)
-      exchange.lane.open(exchange.seconds_left)
-      nil
+      reuse(exchange)
+      open_apart(exchange) unless exchange.lane
+      exchange.failure("could not connect to #{destination} in time") unless exchange.lane
     rescue *BROKEN => error
       exchange.failure("could not connect to #{destination}: #{error.message}", error)
     end
 
-    def leave(exchange, outcome)
-      lane = exchange.lane
-      lane&.rest(@clock.now)
-      keep = outcome.is_a?(Operations::Answer) && lane.open? && !@closed
-      lane&.close unless keep
-      retired = @mutex.synchronize do
-        @exchanges.delete(exchange)
-        @free.push(lane) if keep
-        @free.slice!(0, @closed ? @free.size : @free.index { |free| !free.idle?(@clock.now) } || 0)
+    # Gives it the lane that was used last and can still be used.
+    def reuse(exchange)
+      Shield.up do
+        while (exchange.lane = @mutex.synchronize { @free.pop })
+          return unless exchange.lane.stale?(@clock.now)
+
+          exchange.lane.close
+        end
       end
-      retired.each(&:close)
     end
 
-    def free_lane
-      while (lane = Shield.up { @mutex.synchronize { @free.pop } })
-        return lane unless lane.stale?(@clock.now)
+    # Opens a lane for it, on another thread if possible, and waits for that no longer than the try may take.
+    def open_apart(exchange)
+      return open(exchange) unless @openers
 
-        lane.close
+      begin
+        opener = Shield.thread("volcano connection") { open(exchange) }
+      rescue ThreadError
+        return open(exchange)
       end
+      nil until opener.join(Exchange::SLICE_SECONDS) || exchange.over?
+    end
+
+    def open(exchange)
+      lane = Lane.new(session)
+      lane.open(exchange.seconds_left)
+      wanted = @mutex.synchronize { exchange.lane = lane if @exchanges.include?(exchange) && !@closed }
+      lane.close unless wanted
+    end
+
+    def leave(exchange, outcome)
+      retired = @mutex.synchronize do
+        @exchanges.delete(exchange)
+        lane = exchange.lane
+        lane&.rest(@clock.now)
+        keep = outcome.is_a?(Operations::Answer) && lane.open? && !@closed
+        @free.push(lane) if keep
+        [keep ? nil : lane, *@free.slice!(0, @free.index { |free| !free.idle?(@clock.now) } || 0)].compact
+      end
+      retired.each(&:close)
     end
 
     def session
@@ -331,12 +355,13 @@ module Volcano
         @lane&.abort
       end
 
-      private
-
+      # Has it taken as long as it may?
       def over?
         hurry if interrupted?
         @aborted || @clock.reached?(@deadline)
       end
+
+      private
 
       # Does somebody interrupt the caller, unnoticed so far?
       def interrupted?

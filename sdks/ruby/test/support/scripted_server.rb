@@ -112,12 +112,12 @@ class ScriptedServer
     loop do
       socket = @listener.accept
       number = @connections += 1
-      thread = Thread.new { serve(socket, number) }
-      @mutex.synchronize { @open << [thread, socket] if thread.alive? }
+      Thread.new { serve(socket, number) }
     end
   end
 
   def serve(socket, connection)
+    @mutex.synchronize { @open << [Thread.current, socket] }
     while (request = read(socket, connection))
       @script.call(request)
       break if socket.closed?

@@ -1,0 +1,25 @@
+# frozen_string_literal: true
+
+# Run with `-r rbs/test/setup`: each call and each return, also inside the SDK, is compared with sig/*.rbs.
+
+require "helper"
+require_relative "test_operations"
+require_relative "test_renewal"
+require_relative "test_errors"
+require_relative "test_lease"
+require_relative "test_guard"
+require_relative "test_locks"
+require_relative "test_transport"
+
+TestRenewal.remove_method(:test_two_thousand_leases_survive_an_outage_at_a_random_moment) # so many checks take a minute
+# The check itself refuses what these hand over.
+TestLocks.remove_method(:test_wrong_arguments_are_refused_before_anything_is_sent)
+TestGuard.remove_method(:test_on_lost_wants_a_block)
+
+class TestSignatures < VolcanoTest
+  def test_the_check_is_on
+    error = assert_raises(RBS::Test::Tester::TypeError) { Volcano::Renewal.renewal_delay("30", 29, 0) }
+
+    assert_match(/renewal_delay/, error.message)
+  end
+end
