@@ -79,12 +79,13 @@ def python(session: nox.Session) -> None:
     pytest(session, "sdks/python/tests")
 
 
-@nox.session(venv_backend="none")
+@in_environment
 def js(session: nox.Session) -> None:
     """The JavaScript SDK: `npm test`, its counts to the file that JUNIT_XML names."""
     use_js(session, needed(session, "js", language="js").parent)
-    counts = {"JUNIT_XML": str(report(session))}
-    session.run("npm", "test", *session.posargs, env=counts, external=True)
+    server = str(ENVIRONMENT / "bin" / "volcano-server")
+    env = {**UNSET, "JUNIT_XML": str(report(session)), "VOLCANO_SERVER": server}
+    session.run("npm", "test", *session.posargs, env=env, external=True)
 
 
 @nox.session(venv_backend="none")
@@ -106,7 +107,8 @@ def conformance(session: nox.Session, part: str) -> None:
         pytest(session, "conformance/tests")
         return
     if part == "js":
-        use_node(session)
+        use_js(session, ROOT / "sdks" / "js")
+        session.chdir(ROOT)
     if part == "ruby":
         use_ruby(session)
     counts = str(report(session))

@@ -164,7 +164,7 @@ export async function arranged(t, options = {}) {
 export function serverProgram() {
   const { VOLCANO_SERVER } = process.env;
   if (VOLCANO_SERVER) return VOLCANO_SERVER;
-  const places = ['.venv/bin', '.nox/test/bin'].map((folder) =>
+  const places = ['.venv/bin', '.nox/environment/bin'].map((folder) =>
     fileURLToPath(new URL(`../../../${folder}/volcano-server`, import.meta.url)),
   );
   return places.find(existsSync);
