@@ -1,3 +1,4 @@
+# ruff: noqa: ASYNC109 - timeouts run on the SDK's own clock
 """A whole driver in one file, around a small but honest SDK: what the suite's own tests play with.
 
 It shows the author of a further language what a driver is (protocol.md), and the broken drivers
@@ -122,7 +123,7 @@ class RealClock:
 
 
 async def quiet() -> None:
-    """Until no callback of the loop is ready, a few turns in a row: all tasks wait for something."""
+    """Until no callback of the loop is ready, a few turns in a row: all tasks wait."""
     loop: Any = asyncio.get_running_loop()
     turns = 0
     while turns < 5:
@@ -336,9 +337,7 @@ class Sdk:
         del sent
         return lease
 
-    async def renew(
-        self, key: Any, lease: Lease, ttl: Any, request_id: str | None = None
-    ) -> Lease:
+    async def renew(self, key: Any, lease: Lease, ttl: Any, request_id: str | None = None) -> Lease:
         self._check(key, ttl=ttl, lease=lease)
         sent, guard = self.clock.now, self.guards.get(lease.token)
         if guard:
@@ -568,9 +567,7 @@ class Sdk:
             guard.lose(None)
             return False
         guard.lease, guard.sent = lease, sent
-        guard.extend(
-            self.rules.worth(sent, self.clock.now, guard.ttl, expires_in(response))
-        )
+        guard.extend(self.rules.worth(sent, self.clock.now, guard.ttl, expires_in(response)))
         return True
 
     def _is_same(self, old: Lease, new: Lease) -> bool:

@@ -1,10 +1,11 @@
 """An honest SDK passes, and an SDK with one flaw is caught by the scenario that its file names."""
 
 import ast
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from conformance import suite
 from conformance.discovery import Column
 from conformance.reference import ReferenceServer
@@ -16,17 +17,6 @@ BROKEN = sorted((HERE / "broken_drivers").glob("*.py"))
 SCENARIOS = {scenario.name: scenario for scenario in load_all()}
 
 
-def column(file: Path) -> Column:
-    """The driver as a column; it ends when its stdin does."""
-    return Column(
-        name=file.stem,
-        language="test",
-        argv=(sys.executable, str(file)),
-        cwd=HERE,
-        environment={"PYTHONPATH": str(HERE)},
-    )
-
-
 def caught_by(file: Path) -> str:
     """The value of CAUGHT_BY, read without running the file."""
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
@@ -35,20 +25,17 @@ def caught_by(file: Path) -> str:
     raise AssertionError(f"{file.name} names no scenario")
 
 
-def play(scenario: Scenario, driver: Path, patience: float) -> suite.Result:
-    plan = Plan(ReferenceServer, workers=1, patience=patience)
-    (result, *rest) = suite.run([(scenario, column(driver))], plan)
+def play(scenario: Scenario, driver: Column) -> suite.Result:
+    plan = Plan(ReferenceServer, workers=1, patience=1.5)
+    (result, *rest) = suite.run([(scenario, driver)], plan)
     assert [r for r in rest if not r.outcome.is_good] == []
     return result
 
 
 @pytest.mark.timeout(120)
-def test_an_honest_sdk_passes_everything() -> None:
-    pairs = [
-        (scenario, column(HERE / "reference_driver.py"))
-        for scenario in SCENARIOS.values()
-        if not scenario.is_for_servers
-    ]
+def test_an_honest_sdk_passes_everything(driver_column: Callable[[str], Column]) -> None:
+    honest = driver_column("reference_driver.py")
+    pairs = [(scenario, honest) for scenario in SCENARIOS.values() if not scenario.is_for_servers]
 
     results = suite.run(pairs, Plan(ReferenceServer, workers=3))
 
@@ -58,7 +45,9 @@ def test_an_honest_sdk_passes_everything() -> None:
 
 
 @pytest.mark.parametrize("file", BROKEN, ids=lambda file: file.stem)
-def test_a_flaw_is_caught_by_the_scenario_that_it_names(file: Path) -> None:
-    result = play(SCENARIOS[caught_by(file)], file, patience=1.5)
+def test_a_flaw_is_caught_by_the_scenario_that_it_names(
+    file: Path, driver_column: Callable[[str], Column]
+) -> None:
+    result = play(SCENARIOS[caught_by(file)], driver_column(f"broken_drivers/{file.name}"))
 
     assert result.outcome is Outcome.FAIL, result.detail

@@ -3,18 +3,38 @@
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import pytest
+
 from conformance import suite
 from conformance.reference import ReferenceServer
 from conformance.scenario import load_all
 from conformance.suite import Outcome, Plan
 from volcano_server import fencing, lease, quota, service, wire
-from volcano_server.lease import Acquire, Free, Granted, Held, Release, Released, Renew, Slot
+from volcano_server.access import Caller
+from volcano_server.lease import (
+    Acquire,
+    Answer,
+    Command,
+    ForceRelease,
+    Free,
+    Granted,
+    Read,
+    Release,
+    Renew,
+    Slot,
+    SlotKey,
+)
+from volcano_server.problems import LOCK_OWNERSHIP_LOST
+from volcano_server.stores import memory
 
 SCENARIOS = {scenario.name: scenario for scenario in load_all()}
 
 Break = Callable[[pytest.MonkeyPatch], None]
+Decision = tuple[Slot, Answer]
+Decide = Callable[[Slot, Command, int, int], Decision]
+Rule = Callable[[Decide, Slot, Command, int, int], Decision]
 
 
 def play(*names: str) -> list[suite.Result]:
@@ -33,12 +53,20 @@ def no_hard_deadline(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lease, "LONGEST", 10 * lease.LONGEST)
 
 
-def tokens_start_again_after_a_release(patch: pytest.MonkeyPatch) -> None:
-    def emptied(slot: Slot, now: int) -> Slot:
-        del slot
-        return Slot(fencing_token=0, lease=None, changed_at=now)
+def rule(broken: Rule) -> Break:
+    """Breaks `decide`: all of the lease rules go through it."""
 
-    patch.setattr(lease, "_emptied", emptied)
+    def break_it(patch: pytest.MonkeyPatch) -> None:
+        honest = lease.decide
+
+        def decide(slot: Slot, command: Command, now: int, floor: int) -> Decision:
+            return broken(honest, slot, command, now, floor)
+
+        patch.setattr(lease, "decide", decide)
+        patch.setattr(memory, "decide", decide)  # its reads ask for it by this name
+
+    break_it.__name__ = broken.__name__
+    return break_it
 
 
 def a_token_from_the_clock_alone(patch: pytest.MonkeyPatch) -> None:
@@ -49,93 +77,88 @@ def a_token_from_the_clock_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fencing, "next_token", next_token)
 
 
-def a_renewal_creates(patch: pytest.MonkeyPatch) -> None:
-    honest = lease._renew
-
-    def renew(slot: Slot, command: Renew, now: int) -> tuple[Slot, Any]:
-        if slot.is_free(now):
-            acquire = Acquire(command.slot_key, command.token, command.ttl_seconds)
-            return lease._acquire(slot, acquire, now, now)
-        return honest(slot, command, now)
-
-    patch.setattr(lease, "_renew", renew)
+@rule
+def tokens_start_again_after_a_release(
+    honest: Decide, slot: Slot, command: Command, now: int, floor: int
+) -> Decision:
+    after, answer = honest(slot, command, now, floor)
+    return (replace(after, fencing_token=0) if after.lease is None else after), answer
 
 
-def anybody_may_renew(patch: pytest.MonkeyPatch) -> None:
-    honest = lease._renew
-
-    def renew(slot: Slot, command: Renew, now: int) -> tuple[Slot, Any]:
-        if slot.lease is not None:
-            command = replace(command, token=slot.lease.token)
-        return honest(slot, command, now)
-
-    patch.setattr(lease, "_renew", renew)
+@rule
+def a_renewal_creates(
+    honest: Decide, slot: Slot, command: Command, now: int, floor: int
+) -> Decision:
+    if isinstance(command, Renew) and slot.is_free(now):
+        command = Acquire(command.slot_key, command.token, command.ttl_seconds)
+    return honest(slot, command, now, floor)
 
 
-def anybody_may_release(patch: pytest.MonkeyPatch) -> None:
-    def release(slot: Slot, command: Release, now: int) -> tuple[Slot, Any]:
-        del command
-        return lease._emptied(slot, now), Released()
-
-    patch.setattr(lease, "_release", release)
-
-
-def a_release_of_a_free_key_is_refused(patch: pytest.MonkeyPatch) -> None:
-    honest = lease._release
-
-    def release(slot: Slot, command: Release, now: int) -> tuple[Slot, Any]:
-        if slot.lease is None:
-            return slot, lease.LOCK_OWNERSHIP_LOST
-        return honest(slot, command, now)
-
-    patch.setattr(lease, "_release", release)
+@rule
+def anybody_may_renew(
+    honest: Decide, slot: Slot, command: Command, now: int, floor: int
+) -> Decision:
+    if isinstance(command, Renew) and slot.lease is not None:
+        command = replace(command, token=slot.lease.token)
+    return honest(slot, command, now, floor)
 
 
-def a_repeated_acquire_is_a_new_lease(patch: pytest.MonkeyPatch) -> None:
-    honest = lease._acquire
-
-    def acquire(slot: Slot, command: Acquire, now: int, floor: int) -> tuple[Slot, Any]:
-        after, answer = honest(slot, command, now, floor)
-        if isinstance(answer, Granted) and after.fencing_token == slot.fencing_token:
-            number = slot.fencing_token + 1
-            return replace(after, fencing_token=number), replace(answer, fencing_token=number)
-        return after, answer
-
-    patch.setattr(lease, "_acquire", acquire)
+@rule
+def anybody_may_release(
+    honest: Decide, slot: Slot, command: Command, now: int, floor: int
+) -> Decision:
+    if isinstance(command, Release):
+        command = ForceRelease(command.slot_key)
+    return honest(slot, command, now, floor)
 
 
-def a_repeated_acquire_never_shortens(patch: pytest.MonkeyPatch) -> None:
-    honest = lease._acquire
-
-    def acquire(slot: Slot, command: Acquire, now: int, floor: int) -> tuple[Slot, Any]:
-        after, answer = honest(slot, command, now, floor)
-        if isinstance(answer, Granted) and slot.lease and after.lease:
-            if after.lease.expires_at < slot.lease.expires_at:
-                return slot, Granted(slot.lease.expires_at, slot.fencing_token, answer.expires_in)
-        return after, answer
-
-    patch.setattr(lease, "_acquire", acquire)
+@rule
+def a_release_of_a_free_key_is_refused(
+    honest: Decide, slot: Slot, command: Command, now: int, floor: int
+) -> Decision:
+    if isinstance(command, Release) and slot.lease is None:
+        return slot, LOCK_OWNERSHIP_LOST
+    return honest(slot, command, now, floor)
 
 
-def ones_own_lapsed_lease_goes_on(patch: pytest.MonkeyPatch) -> None:
-    honest = lease._acquire
+@rule
+def a_repeated_acquire_is_a_new_lease(
+    honest: Decide, slot: Slot, command: Command, now: int, floor: int
+) -> Decision:
+    after, answer = honest(slot, command, now, floor)
+    if isinstance(command, Acquire) and isinstance(answer, Granted) and slot.lease is not None:
+        number = max(slot.fencing_token + 1, after.fencing_token)
+        return replace(after, fencing_token=number), replace(answer, fencing_token=number)
+    return after, answer
 
-    def acquire(slot: Slot, command: Acquire, now: int, floor: int) -> tuple[Slot, Any]:
-        held = slot.lease
-        if held and held.token == command.token and not slot.is_free(now):
-            return lease._granted(slot, held, slot.fencing_token, command.ttl_seconds, now)
-        return honest(slot, command, now, floor)
 
-    patch.setattr(lease, "_acquire", acquire)
+@rule
+def a_repeated_acquire_never_shortens(
+    honest: Decide, slot: Slot, command: Command, now: int, floor: int
+) -> Decision:
+    after, answer = honest(slot, command, now, floor)
+    if isinstance(command, Acquire) and isinstance(answer, Granted) and slot.lease is not None:
+        answer = replace(answer, expires_at=max(answer.expires_at, slot.lease.expires_at))
+    return after, answer
 
 
-def a_read_forgets_the_grace(patch: pytest.MonkeyPatch) -> None:
-    def read(slot: Slot, now: int) -> Any:
-        if slot.lease is None or now >= slot.lease.expires_at:
-            return Free()
-        return Held(slot.lease.expires_at, slot.fencing_token)
+@rule
+def ones_own_lapsed_lease_goes_on(
+    honest: Decide, slot: Slot, command: Command, now: int, floor: int
+) -> Decision:
+    held = slot.lease
+    if isinstance(command, Acquire) and held and held.token == command.token:
+        return honest(slot, command, min(now, held.expires_at - 1), floor)
+    return honest(slot, command, now, floor)
 
-    patch.setattr(lease, "_read", read)
+
+@rule
+def a_read_forgets_the_grace(
+    honest: Decide, slot: Slot, command: Command, now: int, floor: int
+) -> Decision:
+    if isinstance(command, Read) and slot.lease and now >= slot.lease.expires_at:
+        return slot, Free()
+    return honest(slot, command, now, floor)
 
 
 def nulls_in_a_free_read(patch: pytest.MonkeyPatch) -> None:
@@ -167,7 +190,7 @@ def a_refused_credential_costs_quota(patch: pytest.MonkeyPatch) -> None:
 
     def admit(self: service.LockService, authorization: bytes | None) -> Any:
         caller = self._access.authenticate(authorization)
-        if not isinstance(caller, service.Problem) and caller.kind == "anon":
+        if isinstance(caller, Caller) and caller.kind == "anon":
             self._quota.spend(caller.project, limit=caller.quota, now=self._clock.wall())
         return honest(self, authorization)
 
@@ -188,14 +211,11 @@ def two_spellings_are_two_tokens(patch: pytest.MonkeyPatch) -> None:
 
 def keys_are_decoded_twice(patch: pytest.MonkeyPatch) -> None:
     honest = wire.parse_key
-    patch.setattr(
-        wire, "parse_key", lambda segment: honest(wire.unquote_to_bytes(segment) or segment)
-    )
+    patch.setattr(wire, "parse_key", lambda segment: honest(unquote_to_bytes(segment)))
 
 
 def one_project_for_all(patch: pytest.MonkeyPatch) -> None:
-    honest = service.SlotKey
-    patch.setattr(service, "SlotKey", lambda project, key: honest(project[:16], key))
+    patch.setattr(service, "SlotKey", lambda project, key: SlotKey(project[:16], key))
 
 
 def a_refusal_names_the_lock_token(patch: pytest.MonkeyPatch) -> None:

@@ -1,21 +1,22 @@
 """A scenario that lost a step or an expected field does not go on passing unnoticed.
 
-Each case deletes one thing of a scenario.  Then lint complains, or an honest SDK no longer passes it, or
-the broken driver that it is there to catch slips through (which test_broken_drivers.py would report).
+Each case deletes one thing of a scenario.  Then lint complains, or an honest SDK no longer passes
+it, or the broken driver that it is to catch slips through, as test_broken_drivers.py would report.
 """
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
 from conformance import HOME, lint, suite
+from conformance.discovery import Column
 from conformance.reference import ReferenceServer
 from conformance.scenario import BadScenarioError, Scenario, load
 from conformance.suite import Outcome, Plan
-from test_broken_drivers import HERE, column
 
 Place = Sequence[str | int]
 
@@ -67,9 +68,9 @@ def said_by_lint(path: Path) -> list[str]:
         return [str(error)]
 
 
-def outcome(scenario: Scenario, driver: Path) -> Outcome:
-    results = suite.run([(scenario, column(driver))], Plan(ReferenceServer, workers=1, patience=1.5))
-    return results[0].outcome
+def outcome(scenario: Scenario, driver: Column) -> Outcome:
+    plan = Plan(ReferenceServer, workers=1, patience=1.5)
+    return suite.run([(scenario, driver)], plan)[0].outcome
 
 
 def make_path(directory: Path, name: str, data: Any) -> Path:
@@ -81,7 +82,12 @@ def make_path(directory: Path, name: str, data: Any) -> Path:
 
 @pytest.mark.parametrize(("name", "place", "noticed_by", "driver"), CASES)
 def test_a_deletion_is_noticed(
-    name: str, place: Place, noticed_by: str, driver: str, tmp_path: Path
+    name: str,
+    place: Place,
+    noticed_by: str,
+    driver: str,
+    tmp_path: Path,
+    driver_column: Callable[[str], Column],
 ) -> None:
     path = make_path(tmp_path, name, without(name, place))
 
@@ -92,6 +98,6 @@ def test_a_deletion_is_noticed(
         return
     assert said == []
     if noticed_by == HONEST:
-        assert outcome(load(path), HERE / "reference_driver.py") is Outcome.FAIL
+        assert outcome(load(path), driver_column("reference_driver.py")) is Outcome.FAIL
     else:
-        assert outcome(load(path), HERE / "broken_drivers" / f"{driver}.py") is Outcome.PASS
+        assert outcome(load(path), driver_column(f"broken_drivers/{driver}.py")) is Outcome.PASS

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from conformance.discovery import find_sdks, read_sdk
 from conformance.scenario import BadScenarioError
 

@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conformance.driver import Driver, DriverError, Unsupported
+
+from conformance.driver import Driver, DriverError, UnsupportedError
 
 ECHO = """
 import json, sys
@@ -34,7 +35,7 @@ def test_the_reply_of_a_command_is_its_ok() -> None:
 def test_unsupported_is_a_reason() -> None:
     player = driver(reply('"unsupported": "no threads here"'))
 
-    with pytest.raises(Unsupported, match="no threads here"):
+    with pytest.raises(UnsupportedError, match="no threads here"):
         player.command("cancel", call="1")
 
     player.end()
@@ -85,7 +86,7 @@ def test_the_sdk_sees_neither_proxies_nor_settings(monkeypatch: pytest.MonkeyPat
     act = 'import os; names = sorted(os.environ); print(json.dumps({"id": 1, "unsupported": '
     player = driver(act + '" ".join(names)}), flush=True)')
 
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(UnsupportedError) as caught:
         player.command("sleeping")
 
     player.end()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from conformance.gate import Gate, Parked
 from conformance.target import Answer
 

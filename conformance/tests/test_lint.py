@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from conformance import lint
 from conformance.scenario import Actor, Scenario, Step, load_all
 

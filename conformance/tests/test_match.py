@@ -3,13 +3,14 @@
 from typing import Any
 
 import pytest
-from conformance.match import ABSENT, Bindings, Mismatch, match
+
+from conformance.match import ABSENT, Bindings, MismatchError, match
 
 
 def matches(wanted: Any, got: Any, **names: Any) -> bool:
     try:
         match(wanted, got, Bindings({f"${name}": value for name, value in names.items()}))
-    except Mismatch:
+    except MismatchError:
         return False
     return True
 
@@ -65,14 +66,14 @@ def test_the_first_use_of_a_name_binds_and_later_ones_are_equal() -> None:
 
     match({"a": "$T", "b": "$T"}, {"a": 1, "b": 1}, bindings)
 
-    with pytest.raises(Mismatch, match=r"\$T = 1"):
+    with pytest.raises(MismatchError, match=r"\$T = 1"):
         match("$T", 2, bindings)
 
 
 def test_different_names_have_different_values() -> None:
     bindings = Bindings({"$R": "same"})
 
-    with pytest.raises(Mismatch, match=r"another value than \$R"):
+    with pytest.raises(MismatchError, match=r"another value than \$R"):
         match("$S", "same", bindings)
 
 
@@ -104,7 +105,7 @@ def test_what_is_sent_has_its_names_replaced_and_new_ones_made() -> None:
 
 
 def test_a_mismatch_says_where_and_what() -> None:
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         match({"errors": [{"status": 409}]}, {"errors": [{"status": 410}]}, Bindings())
 
     assert str(caught.value) == "errors[0].status: wanted 409, got 410"

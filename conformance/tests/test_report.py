@@ -1,9 +1,10 @@
 """Results as lines, JUnit, JSON and the page."""
 
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
+
 from conformance import report
 from conformance.report import Fault
 from conformance.scenario import BadScenarioError, load_all
@@ -42,7 +43,7 @@ def test_a_failure_is_told_at_once_and_the_rest_when_asked(
 
 
 def test_junit_has_a_suite_per_column_and_is_well_formed() -> None:
-    root = ElementTree.fromstring(report.junit(RESULTS))
+    root = ET.fromstring(report.junit(RESULTS))
 
     ruby = root.find("testsuite[@name='ruby']")
     assert ruby is not None

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from conformance.scenario import BadScenarioError, Scenario, chosen, load, load_all
 
 STEPS = [

@@ -42,7 +42,7 @@ _verbose_option = click.option("-v", "--verbose", is_flag=True, help="A line per
 
 
 @main.command()
-@click.option("--sdk", "sdks", multiple=True, metavar="NAME", help="Columns or languages; else all.")
+@click.option("--sdk", "sdks", multiple=True, metavar="NAME", help="Columns or languages.")
 @_scenario_option
 @click.option("--mode", type=click.Choice([m.value for m in Mode]), default=Mode.VIRTUAL.value)
 @click.option("--workers", type=int, help="Scenarios side by side.")
@@ -95,7 +95,7 @@ def run(
 @_junit_option
 @_json_option
 @_verbose_option
-def server(
+def server(  # noqa: PLR0913, PLR0917 - one argument per option
     url: str,
     service_key: str,
     anon_key: str | None,
@@ -203,9 +203,9 @@ def _server(mode: Mode) -> Iterator[Any]:
     if mode is Mode.VIRTUAL:
         yield ReferenceServer
         return
-    process = subprocess.Popen(
-        [sys.executable, "-m", "volcano_server", "dev", "--json", "--port", "0"]
-        + ["--ephemeral", "--quota", "0"],
+    program = [sys.executable, "-m", "volcano_server", "dev"]
+    process = subprocess.Popen(  # noqa: S603 - our own server
+        [*program, "--json", "--port", "0", "--ephemeral", "--quota", "0"],
         stdout=subprocess.PIPE,
         text=True,
     )

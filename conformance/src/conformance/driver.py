@@ -23,7 +23,7 @@ class DriverError(Exception):
     """The driver died, hung, or broke the protocol: nobody's rule was tested."""
 
 
-class Unsupported(Exception):
+class UnsupportedError(Exception):
     """The driver says that its platform cannot do this; the text is its reason."""
 
 
@@ -47,7 +47,7 @@ class Driver:
         self._fault: str | None = None
         self._stderr: deque[str] = deque(maxlen=60)
         inherited = {k: v for k, v in os.environ.items() if not k.upper().startswith(_LEFT_OUT)}
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603 - the driver that is asked for
             argv,
             cwd=cwd,
             env={**inherited, **environment},
@@ -68,7 +68,7 @@ class Driver:
     # ------------------------------------------------------------ talk
 
     def command(self, cmd: str, **fields: Any) -> dict[str, Any]:
-        """The `ok` of the reply.  Raises Unsupported or DriverError."""
+        """The `ok` of the reply.  Raises UnsupportedError or DriverError."""
         number = self._next_id
         self._next_id += 1
         line = {"id": number, "cmd": cmd, **fields}
@@ -80,6 +80,7 @@ class Driver:
             stdin.write(json.dumps(line) + "\n")
             stdin.flush()
         except (BrokenPipeError, ValueError):
+            time.sleep(0.05)  # its last words may still be on their way
             raise DriverError(f"the driver is gone: {self.last_words()}") from None
         with self._changed:
             self._changed.wait_for(
@@ -93,7 +94,7 @@ class Driver:
         if cmd != "sleeping":
             self.on_line("<-", reply)
         if "unsupported" in reply:
-            raise Unsupported(reply["unsupported"])
+            raise UnsupportedError(reply["unsupported"])
         if "error" in reply:
             raise DriverError(f"the driver answers {cmd}: {reply['error']}")
         _check(reply["ok"], {"hello": "hello_ok", "sleeping": "sleeping_ok"}.get(cmd))

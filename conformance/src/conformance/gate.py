@@ -79,7 +79,7 @@ class Parked:
             f" request_id={self.header('X-Volcano-Request-Id')} {body}".rstrip()
         )
 
-    def flaw(self, credential: str | None) -> str | None:
+    def flaw(self, credential: str | None) -> str | None:  # noqa: PLR0911 - one per rule
         """What no SDK may send, whatever the script asks for."""
         operation = self.operation()
         token, request_id = self.header("X-Volcano-Lock-Token"), self.header("X-Volcano-Request-Id")
@@ -287,5 +287,3 @@ class Gate(HTTPServerBase):
 
     def thread_target(self) -> None:
         self.server.serve_forever(poll_interval=0.1)
-
-

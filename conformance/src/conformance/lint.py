@@ -1,8 +1,8 @@
 """What can be known of the suite without playing it.
 
-A scenario that lost a step or a field should not go on passing unnoticed.  So each file must be of
-one piece: calls that are begun are seen to their end, bodies end and their locks are released, names
-say something, actors act.  And together the files must cover what the rules are about.
+A scenario that lost a step or a field should not go on passing unnoticed.  So each file must be
+of one piece: calls that are begun are seen to their end, bodies end and their locks are released,
+names say something, actors act.  And together the files must cover what the rules are about.
 """
 
 import re
@@ -165,9 +165,8 @@ def _end(step: Step, actor: _Actor) -> Iterator[str]:
         yield "sees the end of a call that was not begun"
         return
     ended.over = True
-    if step["sees"] == "raised" and "error" not in step.get("with", {}):
-        if not {"status", "errors"} & set(step.get("with", {})):
-            yield "sees an error without saying which"
+    if step["sees"] == "raised" and not {"error", "status", "errors"} & set(step.get("with", {})):
+        yield "sees an error without saying which"
     if ended.entered and not ended.finished:
         yield "sees the end of a body that nobody finished"
     if ended.entered and not ended.released and not actor.closed:

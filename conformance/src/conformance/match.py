@@ -9,6 +9,8 @@
     {"number": v}      the text is a number that matches v
     {"includes": [v, …]}  a list in which each v is matched by an item of its own
     {"members": [name, …]} an object with exactly these fields
+
+In `greater_than` and its kind a bound name stands for its value.
 """
 
 import re
@@ -20,7 +22,7 @@ ABSENT = object()
 """Stands for a field that did not come."""
 
 
-class Mismatch(Exception):
+class MismatchError(Exception):
     """`where` is a path such as `with.token`; `wanted` and `got` are for people."""
 
     def __init__(self, where: str, wanted: Any, got: Any) -> None:
@@ -43,7 +45,7 @@ class Bindings:
 
     def take(self, other: "Bindings") -> None:
         """Keep what a trial match has bound."""
-        self._values = other.copy()._values
+        self._values = dict(other._values)  # noqa: SLF001 - of its own class
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -52,7 +54,7 @@ class Bindings:
         """A new name takes a value that no other name has."""
         for other, taken in self._values.items():
             if _equal(taken, value):
-                raise Mismatch(where, f"{name}, another value than {other}", value)
+                raise MismatchError(where, f"{name}, another value than {other}", value)
         self._values[name] = value
 
     def value_of(self, name: str) -> Any:
@@ -79,23 +81,23 @@ def is_name(value: Any) -> bool:
 
 
 def match(wanted: Any, got: Any, bindings: Bindings, where: str = "") -> None:
-    """Raises Mismatch.  Binds names as it goes, so a failed match may leave some bound."""
+    """Raises MismatchError.  Binds names as it goes, so a failed match may leave some bound."""
     if is_name(wanted):
         if got is ABSENT:
-            raise Mismatch(where, wanted, got)
+            raise MismatchError(where, wanted, got)
         if wanted not in bindings:
             bindings.bind(wanted, got, where)
         elif not _equal(bindings.value_of(wanted), got):
-            raise Mismatch(where, f"{wanted} = {bindings.value_of(wanted)!r}", got)
+            raise MismatchError(where, f"{wanted} = {bindings.value_of(wanted)!r}", got)
     elif isinstance(wanted, dict):
         _match_object(wanted, got, bindings, where)
     elif isinstance(wanted, list):
         if not isinstance(got, list) or len(got) != len(wanted):
-            raise Mismatch(where, wanted, got)
+            raise MismatchError(where, wanted, got)
         for index, (item, came) in enumerate(zip(wanted, got, strict=True)):
             match(item, came, bindings, f"{where}[{index}]")
     elif not _equal(wanted, got):
-        raise Mismatch(where, wanted, got)
+        raise MismatchError(where, wanted, got)
 
 
 def _match_object(wanted: dict[str, Any], got: Any, bindings: Bindings, where: str) -> None:
@@ -105,7 +107,7 @@ def _match_object(wanted: dict[str, Any], got: Any, bindings: Bindings, where: s
             _OPERATORS[name](operand, got, bindings, where)
             return
     if not isinstance(got, dict):
-        raise Mismatch(where, wanted, got)
+        raise MismatchError(where, wanted, got)
     for field, value in wanted.items():
         match(value, got.get(field, ABSENT), bindings, f"{where}.{field}" if where else field)
 
@@ -120,7 +122,7 @@ def _comparable(bound: Any, got: Any, bindings: Bindings, where: str) -> tuple[A
     bound = bindings.fill(bound)
     both_numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (bound, got))
     if not both_numbers and not (isinstance(bound, str) and isinstance(got, str)):
-        raise Mismatch(where, f"something to compare with {bound!r}", got)
+        raise MismatchError(where, f"something to compare with {bound!r}", got)
     return bound, got
 
 
@@ -129,27 +131,27 @@ def _between(operand: Any, got: Any, bindings: Bindings, where: str) -> None:
     low, _ = _comparable(low, got, bindings, where)
     high, _ = _comparable(high, got, bindings, where)
     if not low <= got <= high:
-        raise Mismatch(where, f"between {low!r} and {high!r}", got)
+        raise MismatchError(where, f"between {low!r} and {high!r}", got)
 
 
 def _greater_than(operand: Any, got: Any, bindings: Bindings, where: str) -> None:
     bound, got = _comparable(operand, got, bindings, where)
     if not got > bound:
-        raise Mismatch(where, f"greater than {bound!r}", got)
+        raise MismatchError(where, f"greater than {bound!r}", got)
 
 
 def _less_than(operand: Any, got: Any, bindings: Bindings, where: str) -> None:
     bound, got = _comparable(operand, got, bindings, where)
     if not got < bound:
-        raise Mismatch(where, f"less than {bound!r}", got)
+        raise MismatchError(where, f"less than {bound!r}", got)
 
 
 def _not(operand: Any, got: Any, bindings: Bindings, where: str) -> None:
     try:
         match(operand, got, bindings.copy(), where)
-    except Mismatch:
+    except MismatchError:
         return
-    raise Mismatch(where, f"not {bindings.fill(operand)!r}", got)
+    raise MismatchError(where, f"not {bindings.fill(operand)!r}", got)
 
 
 def _one_of(operand: Any, got: Any, bindings: Bindings, where: str) -> None:
@@ -157,52 +159,52 @@ def _one_of(operand: Any, got: Any, bindings: Bindings, where: str) -> None:
         trial = bindings.copy()
         try:
             match(choice, got, trial, where)
-        except Mismatch:
+        except MismatchError:
             continue
         bindings.take(trial)
         return
-    raise Mismatch(where, f"one of {operand!r}", got)
+    raise MismatchError(where, f"one of {operand!r}", got)
 
 
 def _matches(operand: Any, got: Any, _: Bindings, where: str) -> None:
     if not isinstance(got, str) or re.fullmatch(operand, got, re.ASCII) is None:
-        raise Mismatch(where, f"text of the form {operand}", got)
+        raise MismatchError(where, f"text of the form {operand}", got)
 
 
 def _absent(operand: Any, got: Any, _: Bindings, where: str) -> None:
     if (got is ABSENT) is not operand:
-        raise Mismatch(where, ABSENT if operand else "something", got)
+        raise MismatchError(where, ABSENT if operand else "something", got)
 
 
 def _number(operand: Any, got: Any, bindings: Bindings, where: str) -> None:
     try:
         number = float(got)
     except (TypeError, ValueError):
-        raise Mismatch(where, "text that is a number", got) from None
+        raise MismatchError(where, "text that is a number", got) from None
     match(operand, int(number) if number.is_integer() else number, bindings, where)
 
 
 def _includes(operand: Any, got: Any, bindings: Bindings, where: str) -> None:
     if not isinstance(got, list):
-        raise Mismatch(where, f"a list with {operand!r}", got)
+        raise MismatchError(where, f"a list with {operand!r}", got)
     left = list(got)
     for wanted in operand:
         for item in left:
             trial = bindings.copy()
             try:
                 match(wanted, item, trial, where)
-            except Mismatch:
+            except MismatchError:
                 continue
             bindings.take(trial)
             left.remove(item)
             break
         else:
-            raise Mismatch(where, f"a list with {wanted!r} in it", got)
+            raise MismatchError(where, f"a list with {wanted!r} in it", got)
 
 
 def _members(operand: Any, got: Any, _: Bindings, where: str) -> None:
     if not isinstance(got, dict) or sorted(got) != sorted(operand):
-        raise Mismatch(where, f"exactly the members {operand!r}", got)
+        raise MismatchError(where, f"exactly the members {operand!r}", got)
 
 
 _OPERATORS: dict[str, Callable[[Any, Any, Bindings, str], None]] = {

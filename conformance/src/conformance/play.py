@@ -16,9 +16,9 @@ from enum import StrEnum
 from typing import Any, TypeVar
 from urllib.parse import quote, quote_from_bytes
 
-from conformance.driver import Driver, DriverError, Unsupported
+from conformance.driver import Driver, DriverError, UnsupportedError
 from conformance.gate import Gate, Parked
-from conformance.match import Bindings, Mismatch, match
+from conformance.match import Bindings, MismatchError, match
 from conformance.scenario import Actor, Scenario, Step
 from conformance.target import Answer, Headers, Target
 
@@ -28,8 +28,8 @@ STILL = 0.15
 """So long must everything be settled in vain, in seconds, before a wait is given up."""
 
 SLICE, SLICES = 0.05, 300
-"""While requests are answered as they come, time goes on in slices, in seconds, so that an answer is
-there before the try's timeout is; at most so many of them."""
+"""While requests are answered as they come, time goes on in slices, in seconds, so that an answer
+is there before the try's timeout is; at most so many of them."""
 
 _ROUTES = {
     "acquire": ("POST", "/locks/{}/lease"),
@@ -44,12 +44,15 @@ _BY_HAND = {"fencing_token": 1, "expires_at": "2030-01-01T00:00:00.000Z"}
 """What a lease that is built by hand has where the script does not say."""
 
 
+_GOOD = {"status": {"between": [200, 299]}}
+
+
 class Mode(StrEnum):
     VIRTUAL = "virtual"
     REAL = "real"
 
 
-class Skip(Exception):
+class SkipError(Exception):
     """It cannot be played here; the text is the reason."""
 
 
@@ -97,7 +100,7 @@ class Play:
         self._now = 0.0
 
     def run(self) -> None:
-        """Raises Mismatch, DriverError, Skip or Unsupported."""
+        """Raises MismatchError, DriverError, SkipError or UnsupportedError."""
         for actor in self.scenario.actors:
             self._on_stage(actor)
         for steps in self.scenario.rounds:
@@ -168,11 +171,14 @@ class Play:
         try:
             player.driver.end()
         except DriverError as error:
-            raise Mismatch("exit", "the process to end by itself, with status 0", str(error)) from None
+            wanted = "the process to end by itself, with status 0"
+            raise MismatchError("exit", wanted, str(error)) from None
 
     def _cut_off(self, player: Player, verdict: Any) -> None:
         """From now on every request meets the verdict; None: that is over."""
-        self.say(f"{player.actor.name} is {f'cut off: {verdict}' if verdict else 'connected again'}")
+        self.say(
+            f"{player.actor.name} is {'cut off: ' if verdict else 'connected again'}{verdict or ''}"
+        )
         player.gate.outage_answers = verdict not in (None, "hang")
         player.gate.outage = verdict and (lambda parked: self._in_vain(player, parked, verdict))
 
@@ -206,7 +212,7 @@ class Play:
             self._come_to_rest(player)
             waiting = player.gate.waiting()
             if waiting:
-                raise Mismatch("sends", "nothing", str(waiting[0]))
+                raise MismatchError("sends", "nothing", str(waiting[0]))
             return
         parked = self._await(
             player,
@@ -217,11 +223,11 @@ class Play:
         player.gate.take(parked)
         self.say(f"{player.actor.name} sends {parked}")
         if flaw := parked.flaw(player.credential):
-            raise Mismatch("sends", "a request as the protocol has it", f"{parked}: {flaw}")
+            raise MismatchError("sends", "a request as the protocol has it", f"{parked}: {flaw}")
         if parked.operation() != step["sends"]:
-            raise Mismatch("sends", step["sends"], str(parked))
+            raise MismatchError("sends", step["sends"], str(parked))
         match(self._wanted(step.get("with", {})), parked.seen(), self.bindings, "with")
-        self._carry_out(player, parked, step)
+        self._carry_out(parked, step)
 
     def _named_request(self, player: Player, step: Step) -> Parked | None:
         waiting = player.gate.waiting()
@@ -232,12 +238,12 @@ class Play:
                         wanted = self._wanted(step.get("with", {}))
                         match(wanted, parked.seen(), self.bindings.copy())
                         return parked
-                except Mismatch:
+                except MismatchError:
                     continue
             return None
         return waiting[0] if waiting else None
 
-    def _carry_out(self, player: Player, parked: Parked, step: Step) -> None:
+    def _carry_out(self, parked: Parked, step: Step) -> None:
         verdict = step.get("then", "deliver")
         if verdict == "hang":
             self.say("    it hangs")
@@ -266,15 +272,15 @@ class Play:
             try:
                 match(wanted, asked, self.bindings.copy())
                 return
-            except Mismatch:
+            except MismatchError:
                 continue
-        raise Mismatch("sleeps", wanted, seconds)
+        raise MismatchError("sleeps", wanted, seconds)
 
     def _sees(self, player: Player, step: Step) -> None:
         if step["sees"] == "nothing":
             self._come_to_rest(player)
             if events := player.driver.events():
-                raise Mismatch("sees", "nothing", events[0])
+                raise MismatchError("sees", "nothing", events[0])
             return
         wanted_call = step.get("call")
 
@@ -284,14 +290,12 @@ class Play:
                 events = [event for event in events if event["call"] == wanted_call]
             return events[0] if events else None
 
-        event = self._await(
-            player, f"an event: {step['sees']}", find, player.driver.wait_for_event
-        )
+        event = self._await(player, f"an event: {step['sees']}", find, player.driver.wait_for_event)
         player.driver.take(event)
         if event["event"] in ("returned", "raised"):
             player.running.discard(event["call"])
         if event["event"] != step["sees"]:
-            raise Mismatch("sees", step["sees"], event)
+            raise MismatchError("sees", step["sees"], event)
         match(self._wanted(step.get("with", {})), event, self.bindings, "with")
 
     # ------------------------------------------------------------ callers
@@ -303,16 +307,15 @@ class Play:
                 answer = self._exchange(step)
                 try:
                     match(repeat["until"], answer.seen(), self.bindings.copy())
-                except Mismatch:
+                except MismatchError:
                     match(step.get("gets", {}), answer.seen(), self.bindings, "gets")
                     continue
                 return
-            raise Mismatch("repeat", repeat["until"], f"not within {repeat['at_most']} times")
+            raise MismatchError("repeat", repeat["until"], f"not within {repeat['at_most']} times")
         times = int(self.bindings.fill(repeat.get("times", 1)))
         for _ in range(times):
-            answer = self._exchange(step)
-            seen = answer.seen()
-            match(step.get("gets", {"status": {"between": [200, 299]}}), seen, self.bindings, "gets")
+            seen = self._exchange(step).seen()
+            match(step.get("gets", _GOOD), seen, self.bindings, "gets")
 
     def _exchange(self, step: Step) -> Answer:
         method, path, headers, body = self._request_of(step)
@@ -385,9 +388,8 @@ class Play:
         player, count = self.players[given["until"]], 0
         while not player.gate.waiting():
             if count * given["step"] > given["seconds"]:
-                raise Mismatch(
-                    "until", f"a request of {player.actor.name} within {given['seconds']:g} s", "none"
-                )
+                wanted = f"a request of {player.actor.name} within {given['seconds']:g} s"
+                raise MismatchError("until", wanted, "none")
             count += 1
             self._advance(given["step"], blocked=None)
             if self.mode is Mode.VIRTUAL:
@@ -441,7 +443,7 @@ class Play:
         while not self._is_settled(player):
             if time.monotonic() > give_up:
                 in_flight = player.driver.command("sleeping")["in_flight"]
-                raise Mismatch(
+                raise MismatchError(
                     player.actor.name,
                     f"to come to rest with {player.gate.open_count()} requests under way",
                     f"{in_flight} under way",
@@ -470,7 +472,7 @@ class Play:
             now = time.monotonic()
             still = settled_since is not None and now - settled_since > STILL
             if still or now > give_up:
-                raise Mismatch("", what, self._instead(player))
+                raise MismatchError("", what, self._instead(player))
             if self.mode is Mode.VIRTUAL and self._is_settled(player):
                 if settled_since is None and not player.blocked:
                     self._run_what_is_due(player)
@@ -491,7 +493,7 @@ class Play:
             self._come_to_rest(player)
             left = self._instead(player)
             if left != "nothing":
-                raise Mismatch(f"{name}, at the end", "nothing more", left)
+                raise MismatchError(f"{name}, at the end", "nothing more", left)
 
 
 def made_up(answer: dict[str, Any]) -> Answer:
@@ -514,4 +516,4 @@ def _only(calls: set[str]) -> str:
     return next(iter(calls))
 
 
-__all__ = ["Mode", "Play", "Player", "Skip", "Unsupported", "made_up"]
+__all__ = ["Mode", "Play", "Player", "SkipError", "UnsupportedError", "made_up"]

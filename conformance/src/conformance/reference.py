@@ -9,14 +9,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from conformance.scenario import SERVER_CAPABILITIES
+from conformance.target import Target
 from volcano_server.access import Access, Caller, digest
 from volcano_server.app import create_app
 from volcano_server.clock import ManualClock
 from volcano_server.serving import JsonServer, bind, url_of
 from volcano_server.stores.memory import MemoryStore
-
-from conformance.scenario import SERVER_CAPABILITIES
-from conformance.target import Target
 
 QUOTA = 40
 """Requests a minute in the scenario about it: few enough to be counted out."""

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import click
 
@@ -58,10 +57,10 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def junit(results: Sequence[Result]) -> str:
-    root = ElementTree.Element("testsuites", name="conformance")
+    root = ET.Element("testsuites", name="conformance")
     for column in sorted({result.column for result in results}):
         own = [result for result in results if result.column == column]
-        node = ElementTree.SubElement(
+        node = ET.SubElement(
             root,
             "testsuite",
             name=column,
@@ -71,7 +70,7 @@ def junit(results: Sequence[Result]) -> str:
             skipped=str(sum(r.outcome in (Outcome.SKIP, Outcome.KNOWN) for r in own)),
         )
         for result in sorted(own, key=lambda r: r.scenario):
-            case = ElementTree.SubElement(
+            case = ET.SubElement(
                 node,
                 "testcase",
                 classname=column,
@@ -86,11 +85,9 @@ def junit(results: Sequence[Result]) -> str:
             }.get(result.outcome)
             if kind:
                 told = _xml_text(result.detail)
-                ElementTree.SubElement(
-                    case, kind, message=told.split("\n")[0]
-                ).text = told
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+                ET.SubElement(case, kind, message=told.split("\n")[0]).text = told
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def _xml_text(text: str) -> str:
@@ -193,7 +190,7 @@ def _fault_lines(faults: Sequence[Fault]) -> list[str]:
     lines = [
         "## Faults that lock clients and servers really had",
         "",
-        "Each was reported in public by users of other lock libraries, and stands for its whole kind.",
+        "Each was reported in public by users of other libraries, and stands for its whole kind.",
         "",
     ]
     for group in dict.fromkeys(fault.group for fault in faults):
@@ -209,5 +206,3 @@ def _fault_lines(faults: Sequence[Fault]) -> list[str]:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-

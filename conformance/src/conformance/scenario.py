@@ -15,10 +15,6 @@ from conformance.driver import validator
 
 Step = dict[str, Any]
 
-DRIVER_CAPABILITIES = frozenset(
-    "with_lock direct_calls virtual_clock pushed_loss cancel close contention_is_a_value"
-    " wait renew_many events".split()
-)
 SERVER_CAPABILITIES = frozenset(["server_clock", "exact_quota", "quota", "unlimited"])
 
 

@@ -15,10 +15,10 @@ from enum import StrEnum
 from typing import Protocol
 
 from conformance.discovery import Column
-from conformance.driver import Driver, DriverError, Unsupported
+from conformance.driver import Driver, DriverError, UnsupportedError
 from conformance.gate import Gate
-from conformance.match import Mismatch, show
-from conformance.play import Mode, Play, Player, Skip
+from conformance.match import MismatchError, show
+from conformance.play import Mode, Play, Player, SkipError
 from conformance.scenario import SERVER_CAPABILITIES, Actor, Scenario
 from conformance.target import Target
 
@@ -100,9 +100,9 @@ class Worker:
                 self._check_that_it_can_be_played(scenario, target)
                 play.run()
                 outcome, detail = Outcome.PASS, ""
-            except (Skip, Unsupported) as reason:
+            except (SkipError, UnsupportedError) as reason:
                 outcome, detail = Outcome.SKIP, str(reason)
-            except Mismatch as mismatch:
+            except MismatchError as mismatch:
                 outcome, detail = Outcome.FAIL, self._account(play, mismatch)
             except (DriverError, OSError) as error:
                 outcome, detail = Outcome.ERROR, self._account(play, error)
@@ -114,14 +114,14 @@ class Worker:
     def _check_that_it_can_be_played(self, scenario: Scenario, target: Target) -> None:
         lacking = (scenario.requires & SERVER_CAPABILITIES) - target.capabilities
         if lacking:
-            raise Skip(f"the server has no {', '.join(sorted(lacking))}")
+            raise SkipError(f"the server has no {', '.join(sorted(lacking))}")
         missing = scenario.credentials() - set(target.credentials)
         if missing:
-            raise Skip(f"no credential of the kind {', '.join(sorted(missing))} was given")
+            raise SkipError(f"no credential of the kind {', '.join(sorted(missing))} was given")
         if self._mode is Mode.REAL and scenario.seconds() > LONGEST_REAL:
-            raise Skip(f"takes {scenario.seconds():g} s of real time")
+            raise SkipError(f"takes {scenario.seconds():g} s of real time")
         if self._mode is Mode.REAL and "virtual_clock" in scenario.requires:
-            raise Skip("needs a virtual clock")
+            raise SkipError("needs a virtual clock")
 
     # ------------------------------------------------------------ drivers and gates
 
@@ -139,7 +139,7 @@ class Worker:
         self._hired.append(player)
         lacking = scenario.requires - SERVER_CAPABILITIES - driver.capabilities
         if lacking:
-            raise Skip(f"{column.name} has no {', '.join(sorted(lacking))}")
+            raise SkipError(f"{column.name} has no {', '.join(sorted(lacking))}")
         return player
 
     def _ready_driver(
@@ -158,10 +158,10 @@ class Worker:
                     clock=self._mode.value,
                     **extra,
                 )
-            except Unsupported as reason:
+            except UnsupportedError as reason:
                 driver.end()
                 if not reused:
-                    raise Skip(str(reason)) from None
+                    raise SkipError(str(reason)) from None
             except DriverError:
                 driver.crash()
                 raise
@@ -204,7 +204,7 @@ class Worker:
             lines.append(f"step {play.step_number}: {step_text(step)}")
             if "note" in step:
                 lines.append(f"note: {step['note']}")
-        if isinstance(error, Mismatch):
+        if isinstance(error, MismatchError):
             lines.append(f"at:     {error.where or 'the step'}")
             lines.append(f"wanted: {_wanted_text(error.wanted)}")
             lines.append(f"got:    {_wanted_text(error.got)}")

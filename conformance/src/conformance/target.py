@@ -49,9 +49,7 @@ class Target:
         """One exchange on a connection of its own.  `path` goes out as it is."""
         host = urlsplit(self.base_url)
         prefix = host.path.rstrip("/")
-        make = (
-            http.client.HTTPSConnection if host.scheme == "https" else http.client.HTTPConnection
-        )
+        make = http.client.HTTPSConnection if host.scheme == "https" else http.client.HTTPConnection
         connection = make(host.hostname or "", host.port, timeout=self.timeout)
         try:
             connection.putrequest(method, prefix + path, skip_accept_encoding=True)
