@@ -15,7 +15,9 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,18 +50,24 @@ T = TypeVar("T")
 
 APPLICATION_ID = 0x566F4C6B  # "VoLk": marks the file as ours
 
+# Each step of a statement lets go of the interpreter and waits to get it back from a busy loop. So
+# all slots are loaded in one row, and many are saved by one statement.
 _LOAD = """
-SELECT slots.project, slots.key, fencing_token, changed_at, token, expires_at, hard_deadline
+SELECT json_group_array(json_array(
+    slots.project, slots.key, fencing_token, changed_at, token, expires_at, hard_deadline
+))
 FROM json_each(?) AS wanted CROSS JOIN slots
     ON slots.project = wanted.value ->> 0 AND slots.key = wanted.value ->> 1
 """
 _SAVE = """
 INSERT INTO slots (project, key, fencing_token, changed_at, token, expires_at, hard_deadline)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+VALUES {rows}
 ON CONFLICT (project, key) DO UPDATE SET
     fencing_token = excluded.fencing_token, changed_at = excluded.changed_at,
     token = excluded.token, expires_at = excluded.expires_at, hard_deadline = excluded.hard_deadline
 """
+_ROW = "(?, ?, ?, ?, ?, ?, ?)"
+_MOST_ROWS = 64  # to save by one statement: the connection keeps it compiled for each number of them
 _SAVE_ANCHOR = "UPDATE store SET boot_id = ?, elapsed = ?, now = ?"
 _MOVE_LIVE_LEASES = """
 UPDATE slots SET expires_at = expires_at + :jump, hard_deadline = hard_deadline + :jump
@@ -176,7 +184,7 @@ class SqliteStore:
             slots = self._load({command.slot_key: None for command in commands})
             answers, changed = decide_all(slots, commands, anchor.now, floor)
             if changed:
-                connection.executemany(_SAVE, (_row(key, slot) for key, slot in changed.items()))
+                self._save(changed)
                 connection.execute(_SAVE_ANCHOR, (anchor.boot_id, anchor.elapsed, anchor.now))
             if not may_commit():
                 raise StoreUnavailableError("The batch came too late.")
@@ -193,7 +201,8 @@ class SqliteStore:
         ]
 
     def _load(self, keys: Iterable[SlotKey]) -> dict[SlotKey, Slot]:
-        wanted = json.dumps([(key.project, key.key) for key in keys])
+        wanted = json.dumps(list(keys))
+        (found,) = self._connection.execute(_LOAD, (wanted,)).fetchone()
         return {
             SlotKey(project, key): Slot(
                 fencing_token,
@@ -201,9 +210,15 @@ class SqliteStore:
                 changed_at,
             )
             for project, key, fencing_token, changed_at, token, expires_at, hard_deadline in (
-                self._connection.execute(_LOAD, (wanted,)).fetchall()
+                json.loads(found)
             )
         }
+
+    def _save(self, changed: dict[SlotKey, Slot]) -> None:
+        rows = [_row(key, slot) for key, slot in changed.items()]
+        for first in range(0, len(rows), _MOST_ROWS):
+            some = rows[first : first + _MOST_ROWS]
+            self._connection.execute(_save_statement(len(some)), [*chain.from_iterable(some)])
 
     def _sweep(self, limit: int) -> int:
         after = self._swept_to
@@ -349,6 +364,11 @@ def _unavailable_on_error() -> Iterator[None]:
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
         raise StoreUnavailableError(f"SQLite: {error} ({name}).") from error
+
+
+@cache
+def _save_statement(rows: int) -> str:
+    return _SAVE.format(rows=", ".join([_ROW] * rows))
 
 
 def _row(key: SlotKey, slot: Slot) -> tuple[str, str, int, int, str | None, int | None, int | None]:
