@@ -250,6 +250,11 @@ def test_a_port_in_use_is_named_before_a_file_is_touched(tmp_path: Path) -> None
         (("--store", "postgresql://u:secret@h/d?frob=1"), 64, "postgresql://user@host"),
         (("--store", "postgresql://127.0.0.1:1/d"), 69, "postgresql://127.0.0.1/d"),
         (("--store", "sqlite:///"), 64, "sqlite:///"),
+        (("--store", "sqlite:////"), 64, "sqlite:////"),
+        (("--store", "sqlite:///."), 64, "sqlite:///."),
+        (("--store", "sqlite:///folder/.."), 64, "sqlite:///folder/.."),
+        (("--store", f"sqlite:///{'a' * 300}.db"), 74, "too long"),
+        (("--store", f"sqlite:///notes.txt/{'a' * 10}.db"), 73, "notes.txt"),
         ((), 64, "--store"),
         (("--store", "sqlite:///none/locks.db"), 73, "none"),
         (("--store", "sqlite:///folder"), 73, "folder"),
@@ -271,6 +276,20 @@ def test_a_mistake_is_one_line_and_a_status(
     done = run("serve", "--port", "0", *arguments, cwd=tmp_path)
 
     assert is_one_line(done, status, word)
+
+
+def test_a_quota_beyond_every_use_is_refused(tmp_path: Path) -> None:
+    """It would not fit into the column."""
+    huge = "9" * 30
+    store = ("--store", "sqlite:///locks.db")
+    run("projects", "create", "shop", *store, cwd=tmp_path)
+
+    for arguments in (
+        ("projects", "create", "other", "--quota", huge, *store),
+        ("projects", "quota", "shop", huge, *store),
+        ("dev", "--port", "0", "--ephemeral", "--quota", huge),
+    ):
+        assert is_one_line(run(*arguments, cwd=tmp_path), 64, huge)
 
 
 def test_a_store_of_another_server_is_refused(tmp_path: Path) -> None:

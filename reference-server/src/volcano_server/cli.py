@@ -52,6 +52,7 @@ DEV_STORE = Path("volcano-dev.db")
 
 _KEY_TEXT = re.compile(r"[!-~]{8,200}")
 _PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_QUOTAS = click.IntRange(min=0, max=1_000_000_000)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -66,6 +67,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         _fail(error.format_message(), 64)
     except (SettingError, AccessError, StoreOpenError) as error:
         _fail(str(error), error.exit_status)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _fail(f"cannot use {error.filename}: {error.strerror}", 74)  # EX_IOERR
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
 
@@ -206,7 +211,7 @@ def migrate_command(store: str) -> None:
 @click.option("--reset", is_flag=True, help="Begin with an empty file.")
 @click.option(
     "--quota",
-    type=click.IntRange(min=0),
+    type=_QUOTAS,
     default=DEFAULT_QUOTA,
     show_default=True,
     help="Requests a minute, 0 for no limit.",
@@ -386,7 +391,7 @@ def projects() -> None:
 @click.argument("name")
 @_store_option
 @click.option(
-    "--quota", type=click.IntRange(min=0), default=DEFAULT_QUOTA, show_default=True,
+    "--quota", type=_QUOTAS, default=DEFAULT_QUOTA, show_default=True,
     help="Requests a minute, 0 for no limit.",
 )  # fmt: skip
 def create_project(name: str, store: str, quota: int) -> None:
@@ -409,7 +414,7 @@ def list_projects(store: str) -> None:
 
 @projects.command("quota")
 @click.argument("name")
-@click.argument("requests_per_minute", type=click.IntRange(min=0))
+@click.argument("requests_per_minute", type=_QUOTAS)
 @_store_option
 def set_quota(name: str, requests_per_minute: int, store: str) -> None:
     """Set a project's requests a minute, 0 for no limit.  A running server follows within 2 s."""
@@ -498,7 +503,9 @@ def _access_tables(store: str) -> AccessTables:
     database = _database(store)
     from volcano_server.access_database import AccessDatabase
 
-    return AccessDatabase(database)
+    tables = AccessDatabase(database)
+    click.get_current_context().call_on_close(tables.close)
+    return tables
 
 
 def _quota_words(quota: int) -> str:

@@ -49,8 +49,8 @@ _SQLITE = "sqlite:///"
 def parse_store_url(url: str) -> Path:
     """The path in `sqlite:///path`: from the working directory, unless it begins with a slash."""
     path = url.removeprefix(_SQLITE)
-    if path == url or not path or "?" in path or "#" in path:
-        shown = re.sub(r":[^:@]*@", ":…@", url)  # there may be a password in it
+    if path == url or Path(path).name in ("", "..") or "?" in path or "#" in path:
+        shown = re.sub(r"://.*@", "://…@", url)  # there may be a password in it
         raise SettingError(
             f"--store: got {shown!r}; send sqlite:///relative/path.db, sqlite:////absolute/path.db"
             " or postgresql://user@host:5432/database"
