@@ -1,6 +1,8 @@
+from collections import Counter
+
 import pytest
 
-from volcano_server.quota import UNUSED, Quota, Spent, Window, spend
+from volcano_server.quota import UNUSED, Quota, Spent, Window, exchanged, spend
 
 SECOND = 1_000_000
 NOON = 30_000_000 * 60 * SECOND  # the start of a minute
@@ -83,3 +85,60 @@ def test_a_limit_that_was_lowered_within_the_window_refuses_and_never_goes_below
     window, spent = spend(Window(30_000_000, 7), 1, limit=5, now=NOON)
 
     assert (0, 0, Window(30_000_000, 7)) == (spent.allowed, spent.remaining, window)
+
+
+# Several servers.
+
+
+def test_what_other_servers_used_counts_from_the_exchange_on() -> None:
+    window, _ = spend(UNUSED, 3, limit=10, now=NOON)
+
+    window = exchanged(window, told=3, total=8)
+    window, spent = spend(window, 9, limit=10, now=NOON)
+
+    assert (spent.allowed, spent.remaining) == (2, 0)
+    assert window == Window(30_000_000, used=5, told=3, elsewhere=5)
+    window = exchanged(window, told=2, total=10)
+    assert spend(window, 1, limit=10, now=NOON)[1].allowed == 0
+
+
+def test_what_was_told_belongs_to_its_minute() -> None:
+    window = exchanged(Window(30_000_000, used=3), told=3, total=100)
+
+    assert spend(window, 1, limit=10, now=NOON + 60 * SECOND) == (
+        Window(30_000_001, used=1),
+        spend(UNUSED, 1, limit=10, now=NOON + 60 * SECOND)[1],
+    )
+
+
+def test_a_failed_exchange_is_told_again_and_a_late_one_is_forgotten() -> None:
+    quota = Quota()
+    quota.spend("shop", 4, limit=10, now=NOON)
+    told = quota.untold(NOON)
+
+    assert told == quota.untold(NOON) == {("shop", 30_000_000): 4}
+    quota.exchange(told, {("shop", 30_000_000): 9})
+    assert quota.untold(NOON) == {("shop", 30_000_000): 0}
+    assert quota.untold(NOON + 60 * SECOND) == {}
+    quota.spend("shop", 1, limit=10, now=NOON + 60 * SECOND)
+    quota.exchange({("shop", 30_000_000): 1}, {("shop", 30_000_000): 10})
+    assert quota.untold(NOON + 60 * SECOND) == {("shop", 30_000_001): 1}
+
+
+@pytest.mark.parametrize("per_exchange", [1, 7, 40])
+def test_servers_together_exceed_the_limit_by_what_they_did_not_know_of_each_other(
+    per_exchange: int,
+) -> None:
+    """Three take turns until all refuse: the bound that docs/operations.md states."""
+    servers, limit, total = [Quota() for _ in range(3)], 100, Counter[tuple[str, int]]()
+    allowed = 0
+    for _ in range(200):
+        for server in servers:
+            for _ in range(per_exchange):
+                allowed += server.spend("shop", limit=limit, now=NOON).allowed
+        for server in servers:
+            told = server.untold(NOON)
+            total.update(told)
+            server.exchange(told, total)
+
+    assert limit <= allowed <= limit + len(servers) * per_exchange

@@ -161,6 +161,11 @@ class Access:
         after = {caller.credential_id for caller in self._callers.values()}
         return Changes(added=frozenset(after - before), removed=frozenset(before - after))
 
+    def close(self) -> None:
+        """Let go of the tables, after the last refresh."""
+        if self._tables is not None:
+            self._tables.close()
+
 
 class State(Protocol):
     """Two equal states, of which the later is settled: nothing was changed in between."""
@@ -189,6 +194,10 @@ class AccessTables(ABC):
 
     @abstractmethod
     def state(self) -> State: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what is kept open between two uses."""
 
     @abstractmethod
     def exists(self) -> bool:
@@ -329,6 +338,9 @@ class AccessFile(AccessTables):
         except OSError as error:
             raise AccessError(f"cannot read {self.path}: {error.strerror}", _IO_ERROR) from error
         return FileState(found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def close(self) -> None:
+        """It is opened for each use."""
 
     def exists(self) -> bool:
         return self.path.exists()

@@ -37,6 +37,11 @@ class AccessDatabase(AccessTables):
     def exists(self) -> bool:
         return True
 
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
     def state(self) -> Version:
         with self._opened() as database:
             return Version(_version(database))
@@ -61,6 +66,7 @@ class AccessDatabase(AccessTables):
                 66,  # EX_NOINPUT
             ) from None
         except psycopg.Error as error:
+            self.close()
             raise AccessError(f"cannot use {self._database.shown}: {reason(error)}", 69) from error
 
     def _make_tables(self) -> None:
@@ -70,7 +76,7 @@ class AccessDatabase(AccessTables):
             raise AccessError(str(error), error.exit_status) from error
 
     def _connected(self) -> "psycopg.Connection[Any]":
-        if self._connection is None or self._connection.closed:
+        if self._connection is None:
             self._connection = self._database.connect()
         return self._connection
 

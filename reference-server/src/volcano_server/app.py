@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from volcano_server.access import Access, AccessError
@@ -17,7 +17,7 @@ from volcano_server.clock import HostClock
 from volcano_server.logs import Log
 from volcano_server.problems import INTERNAL_ERROR
 from volcano_server.routes import (
-    LockRoute,
+    LockRoutes,
     Metrics,
     on_http_exception,
     operator_routes,
@@ -78,10 +78,11 @@ def create_app(
             await asyncio.gather(*chores, return_exceptions=True)
             await queue.close()
             await store.close()
+            access.close()
 
     app = _LockApp(
+        LockRoutes(service, metrics, log),
         routes=[
-            LockRoute(service, metrics, log),
             *operator_routes(service, metrics, log),
             *(test_routes(service) if settings.test_controls else []),
         ],
@@ -93,20 +94,22 @@ def create_app(
 
 
 class _LockApp(Starlette):
-    """Asks the first route before anything else.
+    """Asks the lock routes before anything else.
 
-    It answers its own faults, so Starlette's middleware and the search for a route would only cost
-    time: a third of what the app takes for a request.
+    They answer their own faults, so Starlette's middleware and the search for a route would only
+    cost time: a third of what the app takes for a request.
     """
 
+    def __init__(self, locks: LockRoutes, **options: Any) -> None:
+        super().__init__(**options)
+        self._locks = locks
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = self.routes[0]
-        match, found = route.matches(scope)
-        if match is Match.FULL:
-            scope.update(found)
-            await route.handle(scope, receive, send)
-        else:
+        target = self._locks.find(scope)
+        if target is None:
             await super().__call__(scope, receive, send)
+        else:
+            await self._locks.answer(target, scope, receive, send)
 
 
 async def _open(store: Store, access: Access) -> None:
@@ -116,6 +119,7 @@ async def _open(store: Store, access: Access) -> None:
         await asyncio.to_thread(access.refresh)
     except BaseException:
         await store.close()
+        access.close()
         raise
 
 
