@@ -71,7 +71,11 @@ export class VolcanoAuth {
 function environment(name: string): string | undefined {
   // Not every runtime has a process; an empty variable counts as absent.
   const { process } = globalThis as { process?: { env?: Record<string, string | undefined> } };
-  return process?.env?.[name] || undefined;
+  try {
+    return process?.env?.[name] || undefined;
+  } catch {
+    return undefined; // Deno without --allow-env: there is no environment for us
+  }
 }
 
 function checkedUrl(apiUrl: unknown): string {

@@ -53,6 +53,24 @@ test('what is absent comes from the environment, and an option goes first', asyn
   }
 });
 
+test('an environment that may not be read counts as empty', (t) => {
+  const { env } = process;
+  t.after(() => {
+    process.env = env;
+  });
+  process.env = new Proxy(
+    {},
+    {
+      get() {
+        throw new Error('Requires env access');
+      },
+    },
+  );
+
+  new VolcanoAuth({ apiUrl, serviceKey: SERVICE_KEY });
+  assert.throws(() => new VolcanoAuth(), /pass apiUrl/);
+});
+
 test('a path in front of the routes is kept, slashes at its end are not', async (t) => {
   assert.equal((await sent(t, { serviceKey: SERVICE_KEY, path: '/volcano/v1//' })).what, 'GET /volcano/v1/locks/k');
 });

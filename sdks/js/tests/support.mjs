@@ -30,12 +30,12 @@ export async function settle() {
   for (let turn = 0; turn < 10; turn++) await new Promise((resolve) => setImmediate(resolve));
 }
 
-/** Resolves when `condition` holds; fails after two seconds, so that a fault is a failure and not a hang. */
+/** Resolves when `condition` holds; fails after ten seconds, so that a fault is a failure and not a hang. */
 export async function until(condition, what = String(condition)) {
-  const deadline = performance.now() + 2_000;
+  const deadline = performance.now() + 10_000;
   for (let value = await condition(); ; value = await condition()) {
     if (value) return value;
-    if (performance.now() > deadline) throw new Error(`did not come true within 2 s: ${what}`);
+    if (performance.now() > deadline) throw new Error(`did not come true within 10 s: ${what}`);
     await new Promise((resolve) => setTimeout(resolve, 2));
   }
 }
@@ -101,7 +101,7 @@ export async function scripted(t) {
       const asked = waiting.shift();
       if (asked) return Promise.resolve(asked);
       return new Promise((resolve, reject) => {
-        const patience = setTimeout(() => reject(new Error('no request came within 2 s')), 2_000);
+        const patience = setTimeout(() => reject(new Error('no request came within 10 s')), 10_000);
         takers.push((came) => {
           clearTimeout(patience);
           resolve(came);
