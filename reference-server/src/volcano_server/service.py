@@ -7,7 +7,8 @@ Each check costs only what comes before it: docs/semantics.md#order-of-checks.
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
+from typing import NamedTuple
 
 from volcano_server import wire
 from volcano_server.access import Access, Caller
@@ -40,7 +41,7 @@ STORE_UNAVAILABLE = service_unavailable("The lock store cannot answer at the mom
 BODY_TOO_SLOW = service_unavailable("The body did not arrive in time; try again.")
 
 
-class Operation(Enum):
+class Operation(StrEnum):
     """One name for routes, logs and metrics."""
 
     ACQUIRE = "acquire"
@@ -73,8 +74,7 @@ class LockRequest:
     """Raises BodyTooLargeError and BodyTooSlowError."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """`caller` is None before the credential was accepted, `spent` where no quota was counted.
 
     `reason` is for the operator alone.

@@ -93,6 +93,7 @@ def _parse_uuid(header: str, value: bytes | None) -> str:
     return value.decode("ascii")
 
 
+@lru_cache(maxsize=256)
 def parse_ttl(body: bytes) -> int:
     """The TTL in seconds of an acquire's or a renewal's body."""
     try:
@@ -163,21 +164,21 @@ def reply(answer: Answer, *, created: bool = False) -> Reply:
     The list of headers is new, so the caller may add its own.
     """
     match answer:
-        case Granted(expires_at, fencing_token, expires_in):
+        case Granted():
             status, headers, body = json_reply(
                 201 if created else 200,
                 b'{"expires_at":"%b","fencing_token":%d}'
-                % (timestamp(expires_at).encode(), fencing_token),
+                % (timestamp(answer.expires_at).encode(), answer.fencing_token),
             )
-            headers.append((b"x-volcano-expires-in", seconds_text(expires_in).encode()))
+            headers.append((b"x-volcano-expires-in", seconds_text(answer.expires_in).encode()))
             return status, headers, body
         case Released():
             return 204, [], b""
-        case Held(expires_at, fencing_token):
+        case Held():
             return json_reply(
                 200,
                 b'{"held":true,"expires_at":"%b","fencing_token":%d}'
-                % (timestamp(expires_at).encode(), fencing_token),
+                % (timestamp(answer.expires_at).encode(), answer.fencing_token),
             )
         case Free():
             return json_reply(200, b'{"held":false}')

@@ -67,7 +67,7 @@ ON CONFLICT (project, key) DO UPDATE SET
     token = excluded.token, expires_at = excluded.expires_at, hard_deadline = excluded.hard_deadline
 """
 _ROW = "(?, ?, ?, ?, ?, ?, ?)"
-_MOST_ROWS = 64  # to save by one statement: the connection keeps it compiled for each number of them
+_MOST_ROWS = 64  # to save by one statement, which is kept compiled for each number of them
 _SAVE_ANCHOR = "UPDATE store SET boot_id = ?, elapsed = ?, now = ?"
 _MOVE_LIVE_LEASES = """
 UPDATE slots SET expires_at = expires_at + :jump, hard_deadline = hard_deadline + :jump
