@@ -1,6 +1,7 @@
 """The lock routes over a real port: order of checks, headers, and what becomes of odd requests."""
 
 import json
+import re
 import socket
 import uuid
 from collections.abc import Iterator
@@ -637,3 +638,104 @@ def test_a_client_that_waits_to_be_told_to_go_on_is_told(shared: VolcanoServer) 
     answer = talk(shared, request)
 
     assert b"HTTP/1.1 201 " in answer
+
+
+def statuses(answer: bytes) -> list[int]:
+    return [int(each) for each in re.findall(rb"HTTP/1\.1 (\d{3}) ", answer)]
+
+
+@pytest.mark.parametrize(
+    ("target", "key", "status"),
+    [
+        (b"POST /locks/a/lease", UNKNOWN_KEY, 401),
+        (b"PUT /locks/a/lease", SERVICE_KEY, 405),
+        (b"POST /nothing", SERVICE_KEY, 404),
+        (b"GET /healthz", SERVICE_KEY, 200),
+    ],
+)
+def test_a_large_body_after_its_answer_is_not_taken_for_a_head(
+    shared: VolcanoServer, target: bytes, key: str, status: int
+) -> None:
+    """What is refused before its body is read is answered once, and the connection goes on."""
+    method, _, path = target.partition(b" ")
+    head = kept(raw(method, path, b"Content-Length: 200000"))
+    head = head.replace(SERVICE_KEY.encode(), key.encode())
+    address = httpx.URL(shared.url)
+    with socket.create_connection((address.host, address.port or 0), timeout=5) as connection:
+        connection.sendall(head)
+        first = connection.recv(65_536)
+        for _ in range(20):
+            connection.sendall(b"x" * 10_000)
+        connection.sendall(raw(b"GET", b"/locks/afterwards"))
+        rest = b""
+        while chunk := connection.recv(65_536):
+            rest += chunk
+
+    assert (statuses(first), statuses(rest)) == ([status], [200])
+
+
+def test_what_is_no_http_is_not_the_answer_to_a_request_before_it(shared: VolcanoServer) -> None:
+    """A 400 would end a lease that was granted."""
+    acquires = [
+        kept(
+            raw(
+                b"POST",
+                b"/locks/before-junk-%d/lease" % number,
+                b"Content-Length: 18",
+                body=b'{"ttl_seconds":30}',
+            )
+        )
+        for number in range(3)
+    ]
+    unfinished = kept(raw(b"POST", b"/locks/junk/lease", b"Transfer-Encoding: chunked"))
+
+    for junk in (b"nonsense\r\n\r\n", unfinished + b"nonsense\r\n"):
+        answer = talk(shared, b"".join(acquires) + junk)
+        assert statuses(answer)[:3] in ([201] * 3, [409] * 3)
+        assert 400 not in statuses(answer)
+
+
+def test_a_broken_body_is_a_json_400_and_decides_nothing(shared: VolcanoServer, api: Api) -> None:
+    head = kept(raw(b"POST", b"/locks/broken/lease", b"Transfer-Encoding: chunked"))
+
+    status, headers, answer = parts(talk(shared, head + b'12\r\n{"ttl_seconds":30}\r\nzz\r\n'))
+
+    assert (status, answer["code"]) == (400, "invalid_request")
+    assert headers["connection"] == "close"
+    assert api.read("broken").json() == {"held": False}
+
+
+def test_a_broken_body_after_its_answer_gets_no_second_one(shared: VolcanoServer) -> None:
+    head = kept(raw(b"POST", b"/nothing", b"Transfer-Encoding: chunked"))
+    address = httpx.URL(shared.url)
+    with socket.create_connection((address.host, address.port or 0), timeout=5) as connection:
+        connection.sendall(head)
+        first = connection.recv(65_536)
+        connection.sendall(b"nonsense\r\n")
+        rest = connection.recv(65_536)
+
+    assert (statuses(first), rest) == ([404], b"")
+
+
+def test_an_upgrade_is_ignored_but_never_costs_a_body(shared: VolcanoServer) -> None:
+    """The parser takes what follows such a head for another protocol: an acquire has lost its TTL.
+
+    Java's HttpClient asks for h2c by default.
+    """
+    upgrade = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMA")
+    acquire = kept(
+        raw(
+            b"POST",
+            b"/locks/upgrade/lease",
+            *upgrade,
+            b"Content-Length: 18",
+            body=b'{"ttl_seconds":30}',
+        )
+    )
+    read = kept(raw(b"GET", b"/locks/upgrade", *upgrade))
+
+    status, headers, answer = parts(talk(shared, acquire))
+
+    assert (status, headers["connection"]) == (400, "close")
+    assert "Upgrade" in answer["error"]
+    assert statuses(talk(shared, read, wait=0.5)) == [200]

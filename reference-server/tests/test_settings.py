@@ -36,3 +36,12 @@ def test_another_url_is_refused_with_what_is_right(url: str) -> None:
         parse_store_url(url)
 
     assert refusal.value.exit_status == 64
+
+
+@pytest.mark.parametrize("password", ["secret", "se:cret", "se@cret", "secret@"])
+def test_a_password_in_a_wrong_url_is_not_repeated(password: str) -> None:
+    with pytest.raises(SettingError) as refusal:
+        parse_store_url(f"mysql://user:{password}@host/database")
+
+    assert "cret" not in str(refusal.value)
+    assert "…@host/database" in str(refusal.value)

@@ -29,6 +29,7 @@ KEEP_ALIVE = 75
 GRACEFUL = 12
 """Seconds for what was accepted: a body's patience, the queue's, and some."""
 _LARGEST_HEAD = 64 * 1024
+_BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -86,28 +87,46 @@ class JsonProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self.transport.is_closing():
+            return
         cycle: RequestResponseCycle | None = self.cycle  # None until the first request
         if cycle is not None and not cycle.response_complete:
             self._head_size = 0
             return
         # Between two requests, or inside the head of one: uvicorn itself would wait for ever.
-        self._head_size += len(data)
-        if self._head_size > _LARGEST_HEAD and not self.transport.is_closing():
+        in_body = cycle is not None and cycle.more_body  # of a request that is answered already
+        self._head_size = 0 if in_body else self._head_size + len(data)
+        if self._head_size > _LARGEST_HEAD:
             self.send_400_response(f"The head of the request is over {_LARGEST_HEAD} bytes.")
-        elif not self.transport.is_closing():
+        else:
             self._close_if_idle()
 
     def on_headers_complete(self) -> None:
         if b"#" in self.url or self.url.endswith(b"?"):
             # The app would not see what is dropped here, and `a#b` and `a?` would lock `a`.
             raise ValueError
+        if self.parser.should_upgrade() and any(name in _BODY_HEADERS for name, _ in self.headers):
+            raise ValueError  # the parser takes the body for another protocol's
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self.cycle.more_body = False  # uvicorn leaves it when the answer came before
+
     def send_400_response(self, msg: str) -> None:
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None:
+            if self.pipeline or not (cycle.response_complete or cycle.more_body):
+                # Whole requests still wait for their answers: the first would get this one.
+                cycle.keep_alive = False
+                return
+            if cycle.response_started and cycle.more_body:
+                self.transport.close()  # what came belongs to a request that has its answer
+                return
         if msg == "Invalid HTTP request received.":
             msg = (
-                "request: what came is not a valid HTTP/1.1 request; "
-                "percent-encode the key in the request's target."
+                "request: what came is not a valid HTTP/1.1 request; percent-encode the key in the "
+                "request's target, and send no Upgrade with a body."
             )
         body = json.dumps({"error": msg, "code": "invalid_request"}).encode()
         self.transport.write(
