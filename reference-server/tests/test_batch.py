@@ -351,6 +351,27 @@ async def test_a_request_that_still_waits_after_five_seconds_is_refused_and_neve
     await asyncio.gather(*late)
 
 
+async def test_what_became_overdue_while_the_loop_was_stuck_is_never_decided(
+    queue: BatchQueue, store: HeldStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop turns to the queue before it turns to the timer."""
+    alone = start(queue, acquire("alone"))
+    move_time(monkeypatch, 5.1)
+    assert "within 5" in await refusal(alone[0])
+
+    overdue = start(queue, acquire("a"), read("a"))
+    move_time(monkeypatch, 5.1)
+    late = start(queue, acquire("late"))
+
+    for answer in overdue:
+        assert "within 5" in await refusal(answer)
+
+    job = await store.next_job()
+    assert keys(job) == ["late"]
+    job.proceed()
+    await asyncio.gather(*late)
+
+
 async def test_the_timer_goes_on_to_the_next_oldest(
     queue: BatchQueue, store: HeldStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

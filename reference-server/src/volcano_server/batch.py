@@ -67,6 +67,7 @@ class BatchQueue:
     ) -> None:
         self._store = store
         self._patience = patience
+        self._overdue = f"Not decided within {patience} s."
         self._largest_batch = largest_batch
         self._most_waiting = most_waiting
         self._reads: deque[_Request[Read]] = deque()
@@ -111,6 +112,8 @@ class BatchQueue:
     async def _run(self) -> None:
         """Rounds, until nothing waits."""
         while self._reads or self._writes:
+            # Where the loop was stuck, its timers have their turn only after this.
+            self._refuse_waiting(asyncio.get_running_loop().time())
             self._reading = _take(self._reads, len(self._reads))
             self._writing = _take(self._writes, self._largest_batch)
             self._claim = claim = _Claim()
@@ -121,7 +124,8 @@ class BatchQueue:
             if self._writing:
                 job = self._store.apply([request.command for request in self._writing], claim.take)
                 jobs.append(asyncio.ensure_future(_answer(self._writing, job)))
-            await asyncio.wait(jobs)
+            if jobs:
+                await asyncio.wait(jobs)
         self._reading, self._writing = (), ()
         self._rounds = None
 
@@ -129,16 +133,13 @@ class BatchQueue:
         """Refuse all whose time is over; set the timer for the oldest of the others."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        overdue = f"Not decided within {self._patience} s."
-        for waiting in (self._reads, self._writes):
-            while waiting and waiting[0].due <= now:
-                waiting.popleft().refuse(overdue)
+        self._refuse_waiting(now)
         for read in self._reading:
             if read.due <= now:
-                read.refuse(overdue)
+                read.refuse(self._overdue)
         if self._writing and self._writing[0].due <= now and self._claim.take():
             for write in self._writing:
-                write.refuse(overdue)
+                write.refuse(self._overdue)
         dues = [
             request.due
             for requests in (self._reads, self._writes, self._reading, self._writing)
@@ -146,6 +147,11 @@ class BatchQueue:
             if request.due > now
         ]
         self._timer = loop.call_at(min(dues), self._give_up) if dues else None
+
+    def _refuse_waiting(self, now: float) -> None:
+        for waiting in (self._reads, self._writes):
+            while waiting and waiting[0].due <= now:
+                waiting.popleft().refuse(self._overdue)
 
 
 def _take(waiting: deque[_Request[C]], most: int) -> Sequence[_Request[C]]:
