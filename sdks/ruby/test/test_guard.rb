@@ -142,6 +142,15 @@ class TestGuard < VolcanoTest
     end
   end
 
+  # Whoever shares a token shares its TTL: docs/semantics.md#local-deadline.
+  def test_a_shorter_ttl_that_was_sent_before_counts_too
+    @locks.acquire("k", ttl: 5, token: TOKEN)
+    assert_raises(Volcano::Error::LockLostError) do
+      @locks.with_lock("k", ttl: 30, token: TOKEN) { |guard| [@clock.jump(4.1), guard.check!] }
+    end
+    @locks.with_lock("k", ttl: 30) { |guard| [@clock.jump(4.1), guard.check!] }
+  end
+
   def test_one_lost_lock_of_a_client_does_not_trouble_its_next
     assert_raises(Volcano::Error::LockLostError) { @locks.with_lock("k", ttl: 5) { @clock.jump(9) } }
 

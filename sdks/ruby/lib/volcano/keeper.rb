@@ -22,6 +22,8 @@ module Volcano
     CALLING_WORKERS = 3
     # How long a worker stays when there is nothing to do.
     LINGER_SECONDS = 1.0
+    # The shortest TTL that was sent is remembered for so many lock tokens.
+    TOKENS = 10_000
 
     # A held lock and what hangs on it. Made by `take_up`; its fields belong to the keeper.
     class Kept
@@ -64,6 +66,7 @@ module Volcano
       @log = log
       @mutex = Mutex.new
       @kept = {} # {["nightly", "1b9d…"] => [Kept, …]} running with_locks
+      @ttls = {} # {["nightly", "1b9d…"] => 30} the shortest that was sent
       @due = [] # [Kept, …] whose renewal should be sent
       @calls = [] # [Proc, …] on_lost blocks to be called
       @work = ConditionVariable.new
@@ -79,7 +82,9 @@ module Volcano
     # Raises ThreadError when nothing could ever renew it.
     def take_up(key, token, ttl, acquired)
       synchronize do
-        kept = Kept.new(Renewal::Holding.new(key, token, ttl, acquired, jitter: jitter), @clock.now, @mine)
+        shortest = [ttl, @ttls[[key, token]]].compact.min
+        holding = Renewal::Holding.new(key, token, ttl, acquired, jitter: jitter, shortest_ttl: shortest)
+        kept = Kept.new(holding, @clock.now, @mine)
         yield kept
         (@kept[kept.lease_key] ||= []) << kept
         start_worker if @workers.none?(&:alive?)
@@ -157,8 +162,12 @@ module Volcano
 
     # --- what else happens to a lease --------------------------------------------------------------
 
-    # A request with this TTL is about to be sent for a lease.
+    # A request with this TTL is about to be sent for a lease, which may be held already or only later.
     def sent(lease_key, ttl)
+      synchronize do
+        @ttls[lease_key] = [ttl, @ttls.delete(lease_key)].compact.min
+        @ttls.shift if @ttls.size > TOKENS
+      end
       each_kept(lease_key) { |kept| kept.holding.sent(@clock.now, ttl) }
     end
 
@@ -174,6 +183,7 @@ module Volcano
 
     # A release is about to be sent: it is our own doing that renewals fail from here on.
     def releasing(lease_key)
+      synchronize { @ttls.delete(lease_key) }
       each_kept(lease_key) { |kept| kept.holding.ended = true }
     end
 
@@ -202,6 +212,7 @@ module Volcano
     end
 
     def forget(kept)
+      @ttls.delete(kept.lease_key)
       remaining = @kept.fetch(kept.lease_key, []) - [kept]
       remaining.empty? ? @kept.delete(kept.lease_key) : @kept[kept.lease_key] = remaining
     end

@@ -115,10 +115,11 @@ module Volcano
       # Ended: the body is over, or a release was sent. Released: a release succeeded, the exit sends none.
       attr_accessor :ended, :released
 
-      def initialize(key, token, ttl, acquired, jitter:)
+      # shortest_ttl: of all calls with this lock token.
+      def initialize(key, token, ttl, acquired, jitter:, shortest_ttl: ttl)
         @ttl = ttl
         @lease = acquired.grant.lease(key, token)
-        @trust = Trust.begun(acquired, ttl)
+        @trust = Trust.begun(acquired, shortest_ttl)
         @schedule = Schedule.after_success(@trust, sent_at: acquired.grant.sent_at, jitter: jitter)
         @loss = nil
         @ended = false
