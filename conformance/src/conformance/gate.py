@@ -11,6 +11,7 @@ import re
 import socket
 import struct
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,6 +33,7 @@ class Parked:
     """One request that came and waits for its verdict."""
 
     def __init__(self, request: Request) -> None:
+        self.came_at = time.monotonic()
         self.method: str = request.method
         self.path: str = request.environ["RAW_URI"]
         self.headers: Headers = list(request.headers.items())
