@@ -2,6 +2,7 @@
 """What the SQLite store does beyond the contract: its file, its failures, its copies."""
 
 import asyncio
+import os
 import resource
 import sqlite3
 import subprocess
@@ -109,6 +110,22 @@ async def test_each_commit_is_on_disk_and_the_file_is_ours_alone(store: SqliteSt
     assert await pragma(store, "journal_mode") == "wal"
     assert await pragma(store, "locking_mode") == "exclusive"
     assert not store._path.with_name("locks.db-shm").exists()
+
+
+async def test_only_its_owner_reads_the_file_and_its_copies(path: Path, host: ManualClock) -> None:
+    """Lock tokens are in it."""
+    before = os.umask(0)
+    try:
+        store = SqliteStore(path, host)
+        await store.open()
+        await acquire(store)
+        await store.copy_to(path.with_name("copy.db"))
+        modes = {each.name: each.stat().st_mode & 0o777 for each in path.parent.iterdir()}
+        await store.close()
+    finally:
+        os.umask(before)
+
+    assert modes == {"locks.db": 0o600, "locks.db-wal": 0o600, "copy.db": 0o600}
 
 
 async def test_a_batch_of_any_size_is_one_transaction_with_one_load(store: SqliteStore) -> None:

@@ -14,7 +14,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import resources
 from itertools import chain
@@ -257,6 +257,7 @@ class SqliteStore:
         try:
             with _unavailable_on_error():
                 partial.unlink(missing_ok=True)
+                _create_private(partial)
                 self._settled().execute("VACUUM INTO ?", (str(partial),))
             _sync(partial)
             partial.rename(path)
@@ -290,6 +291,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         raise StorePathError(f"Cannot open {path}: there is no directory {path.parent}.")
     if path.exists() and not path.is_file():
         raise StorePathError(f"Cannot open {path}: it is not a file.")
+    _create_private(path)
     connection = sqlite3.connect(path, timeout=0, isolation_level=None)
     try:
         # Exclusive before WAL: the file is locked from the first access on, and the WAL's index is
@@ -305,6 +307,12 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _create_private(path: Path) -> None:
+    """A new file for its owner alone, because lock tokens are secrets.  Its WAL is made alike."""
+    with suppress(OSError):  # it is there already, or SQLite is about to say what is wrong
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _migrations() -> list[str]:
