@@ -3,6 +3,7 @@
     bind()        the port first, before a file is touched
     JsonServer    says when it accepts requests; a second signal stops it at once
     JsonProtocol  what is no HTTP gets a JSON 400; what stalls inside a request's head is closed
+    _AtOnce       a whole answer is one packet
 
 A kept connection lives for 75 s: longer than the idle limit of any client, which otherwise sends
 its renewal into a connection that is being closed.
@@ -16,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -137,11 +138,72 @@ class JsonProtocol(HttpToolsProtocol):
         )
         self.transport.close()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        super()._start_asgi_task(cycle, _AtOnce(app, cycle))  # type: ignore[arg-type]
+
     def _close_if_idle(self) -> None:
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
+
+
+class _AtOnce:
+    """The app for one request: a whole answer leaves in one write.
+
+    uvicorn writes the head and the body apart: another system call, and another packet that wakes
+    the client.  What is no plain answer goes its way.
+    """
+
+    __slots__ = ("_app", "_cycle", "_start")
+
+    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
+        self._app = app
+        self._cycle = cycle
+        self._start: Message | None = None  # kept back until its body comes
+
+    async def __call__(self, scope: Scope, receive: Receive, _: Send) -> None:
+        await self._app(scope, receive, self._send)
+
+    async def _send(self, message: Message) -> None:
+        start, self._start = self._start, None
+        if start is None:
+            if message["type"] == "http.response.start" and _length(message) is not None:
+                self._start = message
+            else:
+                await self._cycle.send(message)  # type: ignore[arg-type]  # Starlette's is looser
+        elif self._is_plain(start, message):
+            self._write(start, message["body"])
+        else:
+            await self._cycle.send(start)  # type: ignore[arg-type]
+            await self._cycle.send(message)  # type: ignore[arg-type]
+
+    def _is_plain(self, start: Message, message: Message) -> bool:
+        cycle = self._cycle
+        return (
+            cycle.keep_alive
+            and not cycle.disconnected
+            and not cycle.flow.write_paused
+            and not message.get("more_body")
+            and _length(start) == len(message.get("body", b"-"))
+            and cycle.scope["method"] != "HEAD"
+            and all(name != b"connection" for name, _ in start["headers"])
+        )
+
+    def _write(self, start: Message, body: bytes) -> None:
+        head = [name + b": " + value + b"\r\n" for name, value in start["headers"]]
+        cycle = self._cycle
+        cycle.transport.write(b"".join((STATUS_LINE[start["status"]], *head, b"\r\n", body)))
+        cycle.response_started = cycle.response_complete = True
+        cycle.message_event.set()
+        cycle.on_response()
+
+
+def _length(start: Message) -> int | None:
+    """Bytes of the body, where the head says it."""
+    if start["status"] == 204:
+        return 0
+    return next((int(value) for name, value in start["headers"] if name == b"content-length"), None)
 
 
 class JsonServer(uvicorn.Server):
