@@ -78,6 +78,22 @@ class TestGuard < VolcanoTest
     20.times { go << 1 }
   end
 
+  # Seven renewals that hang are all workers; they have 40 s left, the eighth lock has 2.
+  def test_renewals_that_hang_and_have_time_give_way_to_one_that_has_not
+    9.times { |number| hold("slack#{number}", ttl: 60) }
+    @script = ->(request) { request.key.start_with?("slack") && request.operation == "renew" ? request.hang : request.be_good }
+    @clock.advance(25)
+    wait_until { @server.requests.count { |request| request.operation == "renew" } == 7 }
+
+    @locks.with_lock("urgent", ttl: 5) do |guard|
+      @clock.advance(1.9)
+      wait_until { @server.requests.any? { |request| request.operation == "renew" && request.key == "urgent" } }
+      wait_until { @clock.timers.size >= 9 }
+      @clock.advance(1)
+      refute_predicate(guard, :lost?)
+    end
+  end
+
   def test_after_the_end_nobody_is_told_of_a_loss
     calls = []
     kept = nil

@@ -30,7 +30,7 @@ class TestThreads < VolcanoTest
     server.close
   end
 
-  # 60 renewals of 200 ms in each third of 5 s: seven workers are just enough.
+  # 60 renewals of 200 ms in each third of 5 s: seven workers are just enough, so the locks are taken one after the other.
   def test_sixty_locks_whose_renewals_are_slow_are_all_kept
     server = ScriptedServer.open do |request|
       sleep(0.2) if request.operation == "renew"
@@ -42,6 +42,7 @@ class TestThreads < VolcanoTest
     entered = Queue.new
     before = Thread.list
     holders = Array.new(60) do |number|
+      sleep(0.02)
       Thread.new { one.locks.with_lock("k#{number}", ttl: 5) { |guard| [guard.on_lost { |loss| lost << loss }, entered << 1, leave.pop] } }
     end
     60.times { entered.pop }

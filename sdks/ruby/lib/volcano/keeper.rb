@@ -22,6 +22,8 @@ module Volcano
     CALLING_WORKERS = 3
     # How long a worker stays when there is nothing to do.
     LINGER_SECONDS = 1.0
+    # With all workers busy, a renewal that has had so long gives way to one with much less left.
+    ROOM_SECONDS = 0.5
     # The shortest TTL that was sent is remembered for so many lock tokens.
     TOKENS = 10_000
 
@@ -30,8 +32,8 @@ module Volcano
       include Discreet
 
       attr_reader :holding, :first_lease, :was_late, :changed, :calls
-      # request: of the due renewal, from its first try to its success.
-      attr_accessor :stop_timer, :due_timer, :request, :renewing, :announced
+      # request: of the due renewal, from its first try to its success; exchange: of the try under way.
+      attr_accessor :stop_timer, :due_timer, :request, :exchange, :renewing, :announced
 
       def initialize(holding, now, mine)
         @holding = holding
@@ -71,6 +73,8 @@ module Volcano
       @calls = [] # [Proc, …] on_lost blocks to be called
       @work = ConditionVariable.new
       @workers = [] # [Thread, …]
+      @under_way = [] # [Kept, …] whose renewal a worker has sent
+      @room_timer = nil
       @idle = 0
       @closed = false
       @calling = 0
@@ -232,14 +236,14 @@ module Volcano
     def settle(kept)
       return settle_ended(kept) unless held?(kept)
 
-      kept.stop_timer = reset(kept.stop_timer, kept.holding.trust.stop_at) { settle_safely(kept) }
+      kept.stop_timer = reset(kept.stop_timer, kept.holding.trust.stop_at) { safely { settle(kept) } }
       due_at = kept.renewing ? Float::INFINITY : kept.holding.schedule.due_at
       if due_at <= @clock.now
         kept.renewing = true
         @due << kept
         wake_worker
       end
-      kept.due_timer = reset(kept.due_timer, !kept.renewing && due_at.finite? ? due_at : nil) { settle_safely(kept) }
+      kept.due_timer = reset(kept.due_timer, !kept.renewing && due_at.finite? ? due_at : nil) { safely { settle(kept) } }
     end
 
     def settle_ended(kept)
@@ -254,10 +258,10 @@ module Volcano
     end
 
     # What a timer does. Nothing may end the timers' thread.
-    def settle_safely(kept)
-      synchronize { settle(kept) }
+    def safely(&step)
+      synchronize(&step)
     rescue StandardError => error
-      @log.call("a lock could not be looked after: #{error.class}: #{error.message}")
+      @log.call("locks could not be looked after: #{error.class}: #{error.message}")
     end
 
     def reset(timer, moment, &action)
@@ -280,10 +284,23 @@ module Volcano
       return if @due.size + @calls.size <= @idle
 
       @workers.select!(&:alive?)
-      start_worker if @workers.size < WORKERS
+      @workers.size < WORKERS ? start_worker : make_room
     rescue ThreadError => error
       # The others go on; were there none, the loss would be noticed at the stop time.
       @log.call("a thread could not be started: #{error.message}")
+    end
+
+    # A server that hangs must not let locks with much time left use up that of the others.
+    def make_room
+      @room_timer = reset(@room_timer, nil)
+      urgent = @due.min_by { |kept| kept.holding.trust.stop_at }
+      slack = @under_way.max_by { |kept| kept.holding.trust.stop_at }
+      now = @clock.now
+      return unless urgent && slack && slack.holding.trust.stop_at - now > 2 * (urgent.holding.trust.stop_at - now)
+
+      had_its_time = slack.exchange.began_at + ROOM_SECONDS
+      slack.exchange.abort if had_its_time <= now
+      @room_timer = @clock.at([had_its_time, now + 0.1].max) { safely { make_room } }
     end
 
     def start_worker
@@ -351,7 +368,7 @@ module Volcano
 
     def renew(kept)
       request, attempt = synchronize { next_try(kept) }
-      outcome = @transport.call(attempt) if attempt
+      outcome = attempt && @transport.call(attempt) { |exchange| under_way(kept, exchange) }
     ensure
       synchronize { tried(kept, request, outcome) }
     end
@@ -371,8 +388,16 @@ module Volcano
       [request, attempt]
     end
 
+    def under_way(kept, exchange)
+      synchronize do
+        kept.exchange = exchange
+        @under_way << kept
+      end
+    end
+
     def tried(kept, request, outcome)
       kept.renewing = false
+      @under_way.delete(kept)
       if request
         outcome ||= Operations::Failure.new(sent_at: @clock.now, error: Error::TransportError.new("renew was interrupted"), reached: true)
         kept.holding.renewed(request, outcome, now: @clock.now, jitter: jitter)

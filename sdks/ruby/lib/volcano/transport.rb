@@ -51,10 +51,12 @@ module Volcano
       Shield.up { @mutex.synchronize { @exchanges.dup } }
     end
 
-    # Sends one try and returns its outcome. An interrupt leaves at once.
+    # Sends one try and returns its outcome. An interrupt leaves at once. The block, if any, is given the
+    # exchange, for whoever may want to abort it.
     def call(try)
       exchange = exchange_of(try)
       enter(exchange)
+      yield exchange if block_given?
       outcome = connect(exchange) || exchange.perform
     ensure
       Shield.up { leave(exchange, outcome) } if exchange
@@ -289,7 +291,7 @@ module Volcano
       BODY_BYTES = 65_536
 
       # seconds: how long it may take, as was asked last; deadline: until when.
-      attr_reader :try, :seconds, :deadline, :thread
+      attr_reader :try, :seconds, :deadline, :began_at, :thread
       attr_accessor :lane
 
       def initialize(try, transport:, clock:, patience:)
