@@ -4,6 +4,7 @@ import os
 import sqlite3
 import stat
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -97,6 +98,45 @@ def test_a_file_that_is_long_unchanged_is_not_read_again(
     monkeypatch.setattr(AccessFile, "callers", lambda _: pytest.fail("read again"))
 
     assert access.refresh().added == set()
+
+
+def test_a_file_that_could_not_be_read_is_read_again_though_unchanged(
+    file: AccessFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was locked for long, say."""
+    access = Access(tables=file)
+    access.refresh()
+    _, id_ = file.create_key("shop", kind="service")
+    os.utime(file.path, (1_000_000_000, 1_000_000_000))
+
+    def fail(_: AccessFile) -> NoReturn:
+        raise AccessError("busy", 74)
+
+    with monkeypatch.context() as patched, pytest.raises(AccessError):
+        patched.setattr(AccessFile, "callers", fail)
+        access.refresh()
+
+    assert access.refresh().added == {id_}
+
+
+def test_a_change_during_a_refresh_is_seen_by_the_next_one(
+    file: AccessFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, id_ = file.create_key("shop", kind="service")
+    access = Access(tables=file)
+    read = AccessFile.callers
+
+    def read_before_a_change(self: AccessFile) -> dict[bytes, Caller]:
+        found = read(self)
+        file.revoke_key(id_)
+        os.utime(file.path, (1_000_000_000, 1_000_000_000))
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AccessFile, "callers", read_before_a_change)
+        assert access.refresh().added == {id_}
+
+    assert access.refresh().removed == {id_}
 
 
 def test_a_changed_quota_reaches_the_caller(file: AccessFile) -> None:

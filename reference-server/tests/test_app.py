@@ -5,7 +5,7 @@ import io
 import json
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,27 @@ def test_a_store_that_cannot_answer_is_503_and_recovers() -> None:
 
     reasons = [line["reason"] for line in world.logged()]
     assert reasons == ["disk full at /secret/path"] * 3
+
+
+def test_every_counted_answer_says_what_is_left_of_the_quota() -> None:
+    store = TroubledStore(ManualClock())
+    world = World(store, Access({KEY: Caller("shop", "key_1", quota=9)}), body_patience=0.01)
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(60)
+
+    async def scene(http: httpx.AsyncClient) -> None:
+        long = await http.post("/locks/a/lease", content=b"x" * 5000, headers=headers())
+        slow = await http.post("/locks/a/lease", content=endless(), headers=headers())
+        store.error = StoreUnavailableError("disk full")
+        answers = [long, slow, await acquire(http), await acquire(http, "-")]
+
+        assert [answer.status_code for answer in answers] == [413, 503, 503, 400]
+        left = [answer.headers["x-ratelimit-remaining"] for answer in answers]
+        assert left == ["8", "7", "6", "5"]
+
+    world.play(scene)
 
 
 def test_a_fault_of_the_server_is_a_json_500_and_a_traceback_in_the_log() -> None:
@@ -299,6 +320,24 @@ def test_a_file_of_credentials_that_breaks_is_reported_and_ends_nothing(tmp_path
     world.play(scene)
 
     assert world.logged()[0]["event"] == "credentials_unreadable"
+
+
+def test_a_fault_in_a_chore_is_reported_and_does_not_end_it(tmp_path: Path) -> None:
+    file = AccessFile(tmp_path / "locks.access.db")
+    file.create_project("shop")
+    access = Access(tables=file)
+    world = World(access=access, access_refresh=0.01)
+
+    async def scene(_: httpx.AsyncClient) -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(AccessFile, "callers", lambda _: 1 / 0)
+            key, _id = file.create_key("shop", kind="service")
+            await until(lambda: bool(world.logged()))
+        await until(lambda: not isinstance(access.authenticate(f"Bearer {key}".encode()), Problem))
+
+    world.play(scene)
+
+    assert [line["event"] for line in world.logged()] == ["internal_error", "credentials_changed"]
 
 
 # ---------------------------------------------------------------- for operators

@@ -413,6 +413,23 @@ async def test_the_timer_of_a_request_long_answered_is_set_again_for_a_job_that_
     job.proceed()
 
 
+async def test_the_timer_is_set_again_after_it_found_nobody(
+    queue: BatchQueue, store: HeldStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (quick,) = start(queue, acquire("a"))
+    (await store.next_job()).proceed()
+    await quick
+    move_time(monkeypatch, 5.1)
+    await settle()
+    (stuck,) = start(queue, acquire("a"))
+    job = await store.next_job()
+
+    move_time(monkeypatch, 5.1)
+
+    assert "within 5" in await refusal(stuck)
+    job.proceed()
+
+
 async def test_a_batch_whose_claim_the_timer_took_does_not_commit(
     queue: BatchQueue, store: HeldStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
