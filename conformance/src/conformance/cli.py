@@ -18,8 +18,11 @@ from conformance.reference import ReferenceServer
 from conformance.scenario import BadScenarioError, Scenario, chosen, load_all
 from conformance.suite import Plan, RemoteServer, Result
 
-REAL_AT_ONCE = 24
-"""Scenarios that are played side by side in real time: they mostly sleep."""
+CALLERS_AT_ONCE = 24
+"""Server scenarios that are played side by side in real time: they mostly sleep."""
+
+SDKS_AT_ONCE = 6
+"""Scenarios with SDKs: a machine that starts more processes at once makes short leases lapse."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -77,7 +80,7 @@ def run(
             plan = Plan(
                 make_server,
                 Mode(mode),
-                workers or (REAL_AT_ONCE if mode == Mode.REAL.value else (os.cpu_count() or 2) + 1),
+                workers or (SDKS_AT_ONCE if mode == Mode.REAL.value else (os.cpu_count() or 2) + 1),
                 patience,
             )
             results = suite.run(pairs, plan, report.teller(verbose=verbose))
@@ -124,7 +127,7 @@ def server(  # noqa: PLR0913, PLR0917 - one argument per option
         plan = Plan(
             lambda: RemoteServer(url, dict(credentials), capabilities),
             Mode.REAL,
-            REAL_AT_ONCE,
+            CALLERS_AT_ONCE,
             patience,
         )
         results = suite.run([(s, None) for s in scenarios], plan, report.teller(verbose=verbose))
