@@ -42,13 +42,19 @@ ROOMS = {
     "package": "pyproject.toml",
     "demo": "examples/demo/demo.py",
     "chaos": "reference-server/tests/chaos",
+    "replicas": "reference-server/tests/replicas",
 }
 nox.options.sessions = [name for name, room in ROOMS.items() if (ROOT / room).exists()]
 
 # One environment for all sessions that run the Python packages: `environment` makes it.
 ENVIRONMENT = ROOT / ".nox" / "environment"
 in_environment = nox.session(venv_backend="none", requires=["environment"])
-UNSET = dict.fromkeys(name for name in os.environ if name.startswith("VOLCANO_"))
+APART = [f"--ignore={ROOMS[name]}" for name in ("chaos", "replicas")]
+# What the operator of a server sets must not reach the tests; what sets the tests' own size must.
+SIZES = ("VOLCANO_CHAOS_", "VOLCANO_REPLICAS_")
+UNSET = dict.fromkeys(
+    name for name in os.environ if name.startswith("VOLCANO_") and not name.startswith(SIZES)
+)
 
 
 @nox.session(default=False)
@@ -70,7 +76,7 @@ def lint(session: nox.Session) -> None:
 @in_environment
 def server(session: nox.Session) -> None:
     """The reference server's own tests."""
-    pytest(session, "reference-server/tests", "--ignore=reference-server/tests/chaos")
+    pytest(session, "reference-server/tests", *APART)
 
 
 @in_environment
@@ -167,6 +173,13 @@ def chaos(session: nox.Session) -> None:
     pytest(session, "reference-server/tests/chaos", "--timeout=600")
 
 
+@in_environment
+def replicas(session: nox.Session) -> None:
+    """Three servers over one PostgreSQL, which are killed, and which fails over, under load."""
+    needed(session, "replicas")
+    pytest(session, "reference-server/tests/replicas")
+
+
 # ------------------------------------------------------------------ not in the default list
 
 
@@ -174,7 +187,7 @@ def chaos(session: nox.Session) -> None:
 def versions(session: nox.Session) -> None:
     """Server and Python SDK on each supported Python that this machine has."""
     install(session, "test", PACKAGES)
-    rooms = ("reference-server/tests", "sdks/python/tests", "--ignore=reference-server/tests/chaos")
+    rooms = ("reference-server/tests", "sdks/python/tests", *APART)
     session.run("pytest", f"--junit-xml={report(session)}", *rooms, *session.posargs, env=UNSET)
 
 

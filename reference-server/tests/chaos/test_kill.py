@@ -7,54 +7,20 @@ same file.  Each writes down what it was told and when; then the history is judg
 long, so that none may lapse: whoever was told 201 must be able to renew until it sends a release.
 """
 
-import itertools
 import json
 import os
 import random
 import subprocess
 import sys
-import threading
 import time
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
+from histories import Hold, load, violations
 
 ROUNDS = int(os.environ.get("VOLCANO_CHAOS_ROUNDS", "20"))
-CALLERS = 8
 KEYS = ["nightly", "hourly", "weekly"]
-TTL = 600
-
-
-@dataclass
-class Hold:
-    """One lease, as its holder knows it.  Times are the test's monotonic seconds."""
-
-    key: str
-    fencing_token: int
-    asked_at: float
-    told_at: float
-    last_certain_at: float  # from then on it may be released
-    lost: str = ""  # what the server said instead of confirming it
-
-
-def violations(history: list[Hold]) -> list[str]:
-    """What must never be.  Pure."""
-    found = [f"{hold.key} lost: {hold.lost}" for hold in history if hold.lost]
-    for key in {hold.key for hold in history}:
-        holds = sorted((h for h in history if h.key == key), key=lambda h: h.fencing_token)
-        for earlier, later in itertools.pairwise(holds):
-            if earlier.fencing_token == later.fencing_token:
-                found.append(f"{key} has the fencing token {later.fencing_token} twice")
-            elif later.told_at < earlier.asked_at:
-                found.append(f"{key}: {later.fencing_token} came before {earlier.fencing_token}")
-            elif later.told_at < earlier.last_certain_at:
-                found.append(f"{key} held twice: {earlier} and {later}")
-    return found
 
 
 @dataclass
@@ -85,91 +51,11 @@ class Server:
         self.process.stdout.close()
 
 
-@dataclass
-class Caller:
-    """Takes a key, renews it a few times, gives it back; retries until it has an answer."""
-
-    server: Server
-    stop: threading.Event
-    history: list[Hold] = field(default_factory=list)
-    failure: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            with httpx.Client(timeout=5, trust_env=False) as http:
-                while not self.stop.is_set():
-                    self.hold(http, random.choice(KEYS), str(uuid.uuid4()))
-        except BaseException as failure:  # noqa: BLE001 - told by the test itself
-            self.failure = failure
-
-    def hold(self, http: httpx.Client, key: str, token: str) -> None:
-        asked_at = time.monotonic()
-        answer = self.send(http, "POST", key, token)
-        if answer.status_code == 409:
-            time.sleep(random.uniform(0, 0.01))  # so that the holders get on
-            return
-        assert answer.status_code == 201, answer.text
-        now = time.monotonic()
-        hold = Hold(key, answer.json()["fencing_token"], asked_at, now, now)
-        self.history.append(hold)
-        for _ in range(random.randint(1, 4)):
-            time.sleep(random.uniform(0, 0.02))
-            asked_at = time.monotonic()
-            answer = self.send(http, "PATCH", key, token)
-            if answer.status_code != 200:
-                hold.lost = f"{answer.status_code} {answer.text} to a renewal of {hold}"
-                return
-            if answer.json()["fencing_token"] != hold.fencing_token:
-                hold.lost = f"another fencing token: {answer.text} to a renewal of {hold}"
-                return
-            hold.last_certain_at = asked_at
-        hold.last_certain_at = time.monotonic()
-        answer = self.send(http, "DELETE", key, token)
-        # 409: the first try was done, its answer lost, and somebody else has it by now.
-        assert answer.status_code in {204, 409}, answer.text
-
-    def send(self, http: httpx.Client, method: str, key: str, token: str) -> httpx.Response:
-        while True:
-            try:
-                answer = http.request(
-                    method,
-                    f"{self.server.url}/locks/{key}/lease",
-                    headers={
-                        "Authorization": f"Bearer {self.server.service_key}",
-                        "X-Volcano-Lock-Token": token,
-                        "X-Volcano-Request-Id": str(uuid.uuid4()),
-                    },
-                    json=None if method == "DELETE" else {"ttl_seconds": TTL},
-                )
-            except httpx.TransportError:
-                if self.stop.is_set():
-                    raise
-                time.sleep(0.01)  # killed; it comes back
-                continue
-            if answer.status_code != 503:
-                return answer
-
-
-@contextmanager
-def load(server: Server) -> Iterator[list[Caller]]:
-    stop = threading.Event()
-    callers = [Caller(server, stop) for _ in range(CALLERS)]
-    threads = [threading.Thread(target=caller.run) for caller in callers]
-    for thread in threads:
-        thread.start()
-    try:
-        yield callers
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-
-
 def history_of(arguments: list[str], rounds: int) -> list[Hold]:
     server = Server(["--port", "0", "--quota", "0", "--json", *arguments])
     server.start()
     try:
-        with load(server) as callers:
+        with load(lambda: (server.url, server.service_key), KEYS) as callers:
             for _ in range(rounds):
                 time.sleep(random.uniform(0.02, 0.5))
                 server.kill()
@@ -177,7 +63,6 @@ def history_of(arguments: list[str], rounds: int) -> list[Hold]:
             time.sleep(0.2)
     finally:
         server.kill()
-    assert [caller.failure for caller in callers if caller.failure] == []
     return [hold for caller in callers for hold in caller.history]
 
 

@@ -1,0 +1,106 @@
+"""The conformance scenarios for servers, played against three replicas behind a round-robin proxy.
+
+In virtual time: the replicas share a PostgreSQL whose clock the scenarios move.  The same in real
+time, over real processes: `conformance server --url …`, as docs/operations.md says.
+"""
+
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+import pytest
+from balancer import balanced
+from postgres import Cluster, DatabaseClock
+
+from conformance.reference import QUOTA, GrowingAccess
+from conformance.scenario import SERVER_CAPABILITIES, load_all
+from conformance.suite import Outcome, Plan, run
+from conformance.target import Target
+from volcano_server.access import Caller
+from volcano_server.app import create_app
+from volcano_server.database import Database
+from volcano_server.serving import JsonServer, bind, url_of
+from volcano_server.stores.postgresql import PostgresqlStore
+
+pytestmark = pytest.mark.timeout(120, method="thread")
+
+
+class Replica:
+    """A server in a thread."""
+
+    def __init__(self, url: str, clock: DatabaseClock, access: GrowingAccess) -> None:
+        self._listener = bind("127.0.0.1", 0)
+        self.port = urlsplit(url_of(self._listener)).port or 0
+        store = PostgresqlStore(Database.parse(url), clock)
+        started = threading.Event()
+        app = create_app(store, access, clock, counts=store)
+        self._server = JsonServer(app, on_ready=started.set)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._listener]}, daemon=True
+        )
+        self._thread.start()
+        assert started.wait(10)
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(20)
+        self._listener.close()
+
+
+class Replicas:
+    """A server for the runner: three that are one.  Each scenario has a project of its own."""
+
+    def __init__(self, url: str) -> None:
+        self._clock = DatabaseClock(url)
+        self._access = GrowingAccess()
+        self._left = ExitStack()
+        self._left.callback(self._clock.close)
+        replicas = [Replica(url, self._clock, self._access) for _ in range(3)]
+        for replica in replicas:
+            self._left.callback(replica.close)
+        self._url = self._left.enter_context(balanced(replicas))
+
+    @contextmanager
+    def stage(self, *, limited: bool) -> Iterator[Target]:
+        name, quota = secrets.token_hex(8), QUOTA if limited else 0
+        callers = {
+            "valid": Caller(name, "valid", quota=quota),
+            "anon": Caller(name, "anon", kind="anon", quota=quota),
+            "no_permission": Caller(name, "weak", permissions=frozenset(), quota=quota),
+            "other_project": Caller(f"{name}-other", "other", quota=quota),
+        }
+        keys = {kind: f"sk-{name}-{kind}" for kind in (*callers, "revoked", "unknown")}
+        for kind, caller in callers.items():
+            self._access.admit(keys[kind], caller)
+        yield Target(
+            base_url=self._url,
+            credentials={"none": None, **keys},
+            # A quota over replicas is exact to within an exchange: test_replicas.py.
+            capabilities=SERVER_CAPABILITIES - {"exact_quota", "unlimited" if limited else "quota"},
+            advance=self._clock.advance,
+        )
+
+    def close(self) -> None:
+        self._left.close()
+
+
+def test_three_replicas_pass_what_every_server_must_do(cluster: Cluster) -> None:
+    scenarios = [
+        scenario
+        for scenario in load_all()
+        if scenario.is_for_servers and "exact_quota" not in scenario.requires
+    ]
+    plan = replace(Plan(lambda: Replicas(cluster.database())), workers=2, patience=10.0)
+
+    results = run([(scenario, None) for scenario in scenarios], plan)
+
+    wrong = [f"{each.scenario}: {each.detail}" for each in results if not each.outcome.is_good]
+    assert wrong == []
+    passed = [each.scenario for each in results if each.outcome is Outcome.PASS]
+    # A quota is told to the others twice a second: these count requests one by one.
+    counted = {s.name for s in scenarios if "quota" in s.requires}
+    assert {scenario.name for scenario in scenarios} - set(passed) <= counted
+    assert len(passed) > 50
