@@ -322,6 +322,19 @@ def test_a_file_of_credentials_that_breaks_is_reported_and_ends_nothing(tmp_path
     assert world.logged()[0]["event"] == "credentials_unreadable"
 
 
+def test_the_server_sweeps_its_store() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    world = World(store)
+
+    async def scene(http: httpx.AsyncClient) -> None:
+        await acquire(http)
+        clock.advance(2 * 86_400)
+        await until(lambda: not store._slots)
+
+    world.play(scene)
+
+
 def test_a_fault_in_a_chore_is_reported_and_does_not_end_it(tmp_path: Path) -> None:
     file = AccessFile(tmp_path / "locks.access.db")
     file.create_project("shop")
