@@ -181,7 +181,8 @@ async def test_a_worker_thread_may_ask_the_guard(world: World) -> None:
 
 
 _INTERRUPTED = """
-import sys, anyio, volcano_sdk
+import signal, sys, anyio, volcano_sdk
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's would be ignored
 async def main():
     async with volcano_sdk.AsyncVolcanoClient(api_url=sys.argv[1], service_key="sk-test") as client:
         async with client.locks.with_lock("k", ttl=60):

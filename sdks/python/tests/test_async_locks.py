@@ -2,6 +2,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
 from typing import Any
 
 import anyio
@@ -238,22 +239,6 @@ async def test_a_released_token_never_acquires_again(stage: Stage) -> None:
 
     assert TOKEN not in str(caught.value)
     assert stage.wire.operations() == ["acquire", "release"]
-
-
-async def test_released_tokens_are_remembered_in_bounds(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("volcano_sdk.async_calls._SPENT_TOKENS", 2)
-    locks = stage.client().locks
-    for _ in range(3):
-        lease = await locks.acquire("k", ttl=30)
-        await locks.release("k", lease)
-
-    first, _, last = (sent.token for sent in stage.wire.of("release"))
-
-    await locks.acquire("k", ttl=30, token=first)
-    with pytest.raises(ValueError, match="make a new one"):
-        await locks.acquire("k", ttl=30, token=last)
 
 
 async def test_without_a_service_key_nothing_is_sent(
@@ -654,6 +639,40 @@ async def test_a_direct_renewal_with_another_fencing_token_loses_the_lock(stage:
         async with stage.client() as client, client.locks.with_lock("k", ttl=30) as guard:
             await client.locks.renew("k", guard.lease, ttl=30)
             await anyio.sleep_forever()
+
+
+async def test_a_refused_direct_acquire_with_the_guards_token_loses_the_lock(stage: Stage) -> None:
+    async with stage.client() as client:
+        with pytest.raises(LockLostError) as caught:
+            async with client.locks.with_lock("k", ttl=30, token=TOKEN) as guard:
+                stage.wire.script["acquire"] = [CONFLICT]
+                with pytest.raises(ConflictError) as refusal:
+                    await client.locks.acquire("k", ttl=30, token=TOKEN)
+                assert guard.lost
+
+    assert caught.value.__cause__ is refusal.value
+
+
+async def test_the_same_token_on_another_key_is_another_lease(stage: Stage) -> None:
+    stage.wire.script["renew"] = [CONFLICT]
+    async with stage.client() as client, client.locks.with_lock("k", ttl=30, token=TOKEN) as guard:
+        other = LockLease("other", TOKEN, datetime.now(UTC), 7)
+        with pytest.raises(ConflictError):
+            await client.locks.renew("other", other, ttl=5)
+        assert not guard.lost
+        assert guard._held.holding.trust.ttl == 30
+
+
+async def test_a_with_lock_lives_by_the_shortest_ttl_of_direct_calls_before_it(
+    stage: Stage,
+) -> None:
+    """One of them may still be under way, and shorten the lease when it arrives."""
+    async with stage.client() as client:
+        lease = await client.locks.acquire("k", ttl=30, token=TOKEN)
+        await client.locks.renew("k", lease, ttl=6)
+        async with client.locks.with_lock("k", ttl=30, token=TOKEN):
+            await stage.clock.advance(2)
+            assert [sent.at for sent in stage.wire.of("renew")] == [100.0, 102.0]
 
 
 async def test_after_a_direct_release_nothing_more_is_sent(stage: Stage) -> None:

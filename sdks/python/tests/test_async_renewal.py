@@ -235,14 +235,20 @@ async def test_a_later_lock_does_not_wake_the_scheduler_early(stage: Stage) -> N
             assert stage.clock.pending == [sleep]
 
 
-async def test_one_token_in_two_with_locks_is_released_by_the_first(stage: Stage) -> None:
+async def test_of_two_with_locks_that_share_a_token_the_first_end_is_the_others_loss(
+    stage: Stage,
+) -> None:
+    """Its release frees the key: from then on somebody else may have it."""
     token = "0d9c2f0e-6f9b-4b7a-9f0e-2a7f3c1b5d11"
 
-    async with stage.client() as client, client.locks.with_lock("k", ttl=30, token=token):
-        async with client.locks.with_lock("k", ttl=30, token=token):
-            assert len(client._renewals.held_by(token)) == 2
-        assert len(client._renewals.held_by(token)) == 1
-    assert client._renewals.held_by(token) == []
+    async with stage.client() as client:
+        with pytest.raises(LockLostError, match="another with_lock"):
+            async with client.locks.with_lock("k", ttl=30, token=token) as outer:
+                async with client.locks.with_lock("k", ttl=30, token=token):
+                    assert len(client._renewals.holders("k", token)) == 2
+                    assert not outer.lost
+                await anyio.sleep_forever()
+        assert client._renewals.holders("k", token) == []
 
 
 # --- the guard ------------------------------------------------------------------------------------
@@ -335,6 +341,22 @@ async def test_a_worker_thread_sees_the_loss_and_the_loop_announces_it(stage: St
             assert guard.lost
 
     assert len(heard) == 1
+
+
+async def test_a_loss_that_a_thread_saw_first_still_cancels_the_body(stage: Stage) -> None:
+    heard: list[LockLostError] = []
+
+    with pytest.raises(LockLostError):
+        async with stage.client() as client, client.locks.with_lock("k", ttl=5) as guard:
+            guard.on_lost(heard.append)
+            stage.wire.script["renew"] = [HANG] * 100
+            await stage.clock.advance(3.9)
+            stage.clock.jump(0.1)
+            assert await to_thread.run_sync(lambda: guard.lost)
+            assert heard == []
+            await stage.clock.advance(0)
+            assert len(heard) == 1
+            await anyio.sleep_forever()
 
 
 async def test_a_fork_owns_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

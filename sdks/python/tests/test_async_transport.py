@@ -207,6 +207,35 @@ async def test_a_connection_that_fails_after_the_send_is_never_sent_again() -> N
     assert lanes._idle == []
 
 
+async def test_an_answer_that_comes_after_the_close_leaves_no_connection_open() -> None:
+    held = Held()
+    clock = ManualClock()
+    go_on = threading.Event()
+
+    def late(connection: socket.socket) -> None:
+        connection.recv(65536)
+        held.arrived.set()
+        go_on.wait(10)
+        connection.sendall(FREE)
+        held(connection)
+
+    with serving(late) as server:
+        lanes = Lanes(Settings(server.url), clock)
+
+        async def close_meanwhile() -> None:
+            await happens(held.arrived)
+            await lanes.aclose()
+            go_on.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(close_meanwhile)
+            outcome = await lanes.exchange(attempt(), sent_at=clock.now())
+        await happens(held.closed)
+
+    assert isinstance(outcome, Answer)
+    assert lanes._idle == []
+
+
 async def test_a_refused_connection_reached_nobody() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -121,7 +121,7 @@ def test_a_thousand_leases_share_a_few_threads_and_leave_none(client: VolcanoCli
         lock.__exit__(None, None, None)
     assert threading.active_count() - before <= 8
     assert eventually(lambda: ours_but_the_server() == [])
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 @pytest.mark.timeout(60)
@@ -227,6 +227,7 @@ def run(
 PROLOGUE = """
 import os, signal, sys, threading, time
 from volcano_sdk import *
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's would be ignored
 client = VolcanoClient(trust_env=False)
 """
 
@@ -390,7 +391,6 @@ def test_control_c_during_a_hang_ends_within_the_bounds(server: VolcanoServer) -
         silent = VolcanoClient(api_url=url, service_key="sk-1", trust_env=False)
         import logging
         logging.disable()
-        threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
         threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
         started = time.time()
         try:

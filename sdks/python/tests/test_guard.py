@@ -106,13 +106,14 @@ def test_after_the_end_no_callback_is_called(stage: Stage) -> None:
     assert calls == []
 
 
+@pytest.mark.parametrize("kind", [ZeroDivisionError, SystemExit, KeyboardInterrupt])
 def test_a_callback_that_fails_is_logged_and_the_others_are_called(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+    kind: type[BaseException], stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     stage.script(renew=[GONE])
     calls: list[LockLostError] = []
     with pytest.raises(LockLostError), stage.locks.with_lock("a", ttl=30) as guard:
-        guard.on_lost(lambda loss: bang(ZeroDivisionError("the callback's"))(0.0))
+        guard.on_lost(lambda loss: bang(kind("the callback's"))(0.0))
         guard.on_lost(calls.append)
         stage.advance(10)
 

@@ -19,11 +19,11 @@ RINGS = (
     {"runtime"},
     {"transport", "async_transport", "async_shield"},
     {"threads", "endpoint"},
-    {"async_clock", "renewal", "settings", "version"},
+    {"async_clock", "renewal", "settings", "tokens", "version"},
     {"operations", "clock"},
     {"lease", "errors"},
 )
-PURE = {"operations", "renewal", "lease", "errors"}
+PURE = {"operations", "renewal", "tokens", "lease", "errors"}
 EFFECTS = {"time", "random", "os", "asyncio", "threading", "socket", "anyio", "httpx", "httpcore"}
 DEPENDENCIES = {"httpx", "httpcore", "anyio"}
 TRANSPORT = {"endpoint", "transport", "async_transport"}

@@ -34,6 +34,7 @@ from volcano_sdk.errors import (
 from volcano_sdk.lease import LockLease, LockState
 from volcano_sdk.locks import Locks
 from volcano_sdk.operations import Outcome
+from volcano_sdk.renewal import Trust
 from volcano_sdk.settings import Settings
 
 TOKEN = "4b5c3f7e-8f0c-4c3b-9a55-0d9d3c0f7a11"
@@ -210,15 +211,6 @@ def test_a_token_that_was_released_is_never_used_again(stage: Stage) -> None:
         with pytest.raises(ValueError, match="make a new one") as refusal:
             call("a", ttl=30, token=TOKEN)
         assert TOKEN not in str(refusal.value)
-
-
-def test_only_so_many_released_tokens_are_remembered(stage: Stage) -> None:
-    for number in range(10_001):
-        stage.runtime.note_release(str(number))
-
-    stage.runtime.refuse_used("0")
-    with pytest.raises(ValueError, match="make a new one"):
-        stage.runtime.refuse_used("1")
 
 
 # --- with_lock
@@ -589,11 +581,58 @@ def test_after_a_direct_release_that_failed_the_end_releases_again(stage: Stage)
     assert stage.wire.operations() == ["acquire", "release", "release"]
 
 
-def test_two_with_locks_may_share_a_token(stage: Stage) -> None:
-    with stage.locks.with_lock("a", ttl=30, token=TOKEN):
+def test_of_two_with_locks_that_share_a_token_the_first_end_is_the_others_loss(
+    stage: Stage,
+) -> None:
+    """Its release frees the key: from then on somebody else may have it."""
+    with (
+        pytest.raises(LockLostError, match="another with_lock"),
+        stage.locks.with_lock("a", ttl=30, token=TOKEN) as outer,
+    ):
         with stage.locks.with_lock("a", ttl=30, token=TOKEN):
             assert len(stage.runtime.running["a", TOKEN]) == 2
-        assert len(stage.runtime.running["a", TOKEN]) == 1
+            assert not outer.lost
+        assert outer.lost
+
+
+def test_a_with_lock_lives_by_the_shortest_ttl_of_direct_calls_before_it(stage: Stage) -> None:
+    """One of them may still be under way, and shorten the lease when it arrives."""
+    lease = stage.locks.acquire("a", ttl=20, token=TOKEN)
+    stage.locks.renew("a", lease, ttl=6)
+    stage.locks.renew("a", lease, ttl=60)
+    with stage.locks.with_lock("b", ttl=30, token=TOKEN):
+        assert stage.timers.due() == [10.0, 29.0]
+    with pytest.raises(ValueError, match="make a new one"):
+        stage.locks.with_lock("a", ttl=30, token=TOKEN)
+
+    lease = stage.locks.acquire("a", ttl=6, token=REQUEST_ID)
+    with stage.locks.with_lock("a", ttl=30, token=REQUEST_ID):
+        assert stage.timers.due() == [2.0, 5.0]
+
+
+def test_a_direct_acquire_that_crosses_that_of_a_with_lock_shortens_it(stage: Stage) -> None:
+    def crossed(sent_at: float) -> Outcome:
+        stage.locks.acquire("a", ttl=6, token=TOKEN)
+        return granted(201)(sent_at)
+
+    stage.script(acquire=[crossed])
+    with stage.locks.with_lock("a", ttl=30, token=TOKEN):
+        assert stage.timers.due() == [2.0, 5.0]
+
+
+def test_an_interrupt_after_the_answer_to_a_direct_acquire_gives_it_back(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(acquired: object, ttl: int) -> Trust:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("volcano_sdk.locks.Trust.begun", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        stage.locks.acquire("a", ttl=30)
+    with pytest.raises(KeyboardInterrupt):
+        stage.locks.acquire("a", ttl=30, token=TOKEN)
+    assert stage.wire.operations() == ["acquire", "release", "acquire"]
 
 
 def test_a_renewal_that_answers_after_the_end_does_nothing(stage: Stage) -> None:

@@ -332,6 +332,23 @@ def test_a_server_that_dribbles_is_given_up_in_time(serve: Callable[..., RawServ
     assert "time for an answer was over" in str(failure.error)
 
 
+def test_a_server_that_never_comes_to_the_point_is_given_up_in_time(
+    serve: Callable[..., RawServer],
+) -> None:
+    """Bytes are always there to be read, so that no wait for them ever ends."""
+
+    def prattles(connection: socket.socket) -> None:
+        heard(connection)
+        while True:
+            connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+
+    started = time.monotonic()
+    failure = failed(lanes(serve(prattles).url), attempt(timeout=0.3))
+
+    assert time.monotonic() - started < 5
+    assert "time for an answer was over" in str(failure.error)
+
+
 def test_a_send_that_the_server_does_not_take_in_is_given_up_in_time(
     serve: Callable[..., RawServer],
 ) -> None:
@@ -686,6 +703,7 @@ def test_https_through_an_https_proxy_is_refused_in_words(
         socket.socket(), server_hostname="x"
     )
     lane.use(secure)
+    lane._limit(wire._timers.now() + 10)
 
     with pytest.raises(httpcore.ConnectError, match="not supported"):
         transport._Stream(lane).start_tls(ssl.create_default_context())

@@ -3,7 +3,7 @@ come to an end although their caller is cancelled.
 """
 
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from volcano_sdk.async_clock import AsyncClock
 from volcano_sdk.async_renewal import Held, Renewals, log
 from volcano_sdk.async_shield import finish
 from volcano_sdk.async_transport import AsyncTransport
-from volcano_sdk.errors import TransportError, VolcanoError
+from volcano_sdk.errors import ConflictError, TransportError, VolcanoError
 from volcano_sdk.operations import (
     EXIT_TRY_SECONDS,
     Acquired,
@@ -26,12 +26,12 @@ from volcano_sdk.operations import (
     Try,
 )
 from volcano_sdk.settings import Settings
+from volcano_sdk.tokens import Tokens
 
 T = TypeVar("T")
 
 _PLACES = 100
 """Requests in flight at once, renewals apart; the others wait for a place."""
-_SPENT_TOKENS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Calls:
         self._clock = clock
         self._is_closed = False
         self._places = anyio.Semaphore(_PLACES)
-        self._spent: dict[str, None] = {}  # {token that a release was sent for: None}, oldest first
+        self.tokens = Tokens()
 
     def request_id(self, chosen: object) -> str:
         return str(uuid.uuid4()) if chosen is None else operations.checked_request_id(chosen)
@@ -82,8 +82,7 @@ class Calls:
         operations.checked_key(key)
         operations.checked_ttl(ttl)
         fixed = str(uuid.uuid4()) if token is None else operations.checked_token(token)
-        if fixed in self._spent:
-            raise ValueError("token was released and cannot be used to acquire: make a new one")
+        self.tokens.refuse_released(fixed)
         request = operations.acquire(
             key,
             ttl=ttl,
@@ -95,27 +94,27 @@ class Calls:
 
     # --- tries ------------------------------------------------------------------------------------
 
-    async def ask(self, request: Request, *, token: str | None = None, ttl: int = 0) -> Answer:
+    async def ask(self, request: Request, holders: Sequence[Held] = (), ttl: int = 0) -> Answer:
         """One try of a direct call; TransportError when no answer came."""
-        outcome = await self._send(Try(request, self._settings.timeout), token, ttl)
+        outcome = await self._send(Try(request, self._settings.timeout), holders, ttl)
         if isinstance(outcome, Failure):
             raise outcome.error
         return outcome
 
     async def _run(
-        self, flow: Generator[Try, Outcome, T], token: str | None = None, ttl: int = 0
+        self, flow: Generator[Try, Outcome, T], holders: Sequence[Held] = (), ttl: int = 0
     ) -> T:
         attempt = next(flow)
         while True:
-            outcome = await self._send(attempt, token, ttl)
+            outcome = await self._send(attempt, holders, ttl)
             try:
                 attempt = flow.send(outcome)
             except StopIteration as end:
                 result: T = end.value
                 return result
 
-    async def _send(self, attempt: Try, token: str | None, ttl: int) -> Outcome:
-        """One try.  Running `with_lock`s of this token hear of a TTL that may shorten theirs."""
+    async def _send(self, attempt: Try, holders: Sequence[Held], ttl: int) -> Outcome:
+        """One try.  The `with_lock`s that live on this lease hear of a TTL that may shorten it."""
         asked_at = self._clock.now()
         try:
             self._places.acquire_nowait()
@@ -126,27 +125,12 @@ class Calls:
                 return _no_place(attempt, asked_at)
         try:
             sent_at = self._clock.now()
-            for held in self.held_by(token):
+            for held in holders:
                 held.holding.sent(sent_at, ttl)
                 self._renewals.moved(held)
             return await self._transport.exchange(attempt, sent_at=sent_at)
         finally:
             self._places.release()
-
-    # --- what other calls say about running with_locks -------------------------------------------
-
-    def held_by(self, token: str | None) -> list[Held]:
-        return [] if token is None else self._renewals.held_by(token)
-
-    def granted(self, token: str, grant: operations.Grant) -> None:
-        for held in self.held_by(token):
-            self._renewals.answered(held, grant)
-
-    def spend(self, token: str) -> None:
-        """A release is about to be sent: this token never acquires again."""
-        self._spent[token] = None
-        if len(self._spent) > _SPENT_TOKENS:
-            del self._spent[next(iter(self._spent))]
 
     # --- calls that come to an end whatever happens to their caller ------------------------------
 
@@ -158,14 +142,16 @@ class Calls:
                 acquisition.request, ttl=acquisition.ttl, timeout=self._settings.timeout
             )
             try:
-                return await self._run(flow, acquisition.token, acquisition.ttl)
+                return await self._run(flow, holders, acquisition.ttl)
             except AcquireFailedError as error:
                 return error
 
+        holders = self._renewals.holders(acquisition.key, acquisition.token)
         patience = EXIT_TRY_SECONDS if gives_back else 0.0
         result, interruption = await finish(work, clock=self._clock, patience=patience)
         if isinstance(result, Acquired) and interruption is None:
-            self.granted(acquisition.token, result.grant)
+            for held in holders:
+                self._renewals.answered(held, result.grant)
             return result
         is_refused = isinstance(result, AcquireFailedError) and not result.unknown
         if gives_back and not is_refused:
@@ -173,6 +159,9 @@ class Calls:
         if interruption is not None:
             raise interruption
         assert isinstance(result, AcquireFailedError)
+        if isinstance(result.error, ConflictError):
+            for held in holders:
+                self._renewals.refused(held, result.error)
         raise result.error from None
 
     async def give_back(self, acquisition: Acquisition) -> BaseException | None:
@@ -186,7 +175,7 @@ class Calls:
         self, key: str, token: str, *, tries: int
     ) -> tuple[VolcanoError | None, BaseException | None]:
         """Release on the way out, in bounded time.  Returns why it failed, and an interruption."""
-        self.spend(token)
+        self.tokens.release(token)
         request = operations.release(
             key,
             token=token,

@@ -67,6 +67,7 @@ class AsyncLocks:
     ) -> LockLease:
         """Take the lock for `ttl` seconds; nobody renews it for you.  ConflictError: it is held."""
         acquisition = self._calls.acquisition(key, ttl, token, request_id)
+        self._calls.tokens.sent(key, acquisition.token, ttl)
         gives_back = not acquisition.is_recoverable
         acquired = await self._calls.obtain(acquisition, gives_back=gives_back)
         if self._clock.now() < Trust.begun(acquired, ttl).stop_at:
@@ -94,16 +95,16 @@ class AsyncLocks:
             request_id=self._calls.request_id(request_id),
             service_key=self._calls.credential,
         )
+        self._calls.tokens.sent(key, token, ttl)
+        holders = self._renewals.holders(key, token)
         try:
-            grant = operations.granted(
-                request, await self._calls.ask(request, token=token, ttl=ttl)
-            )
+            grant = operations.granted(request, await self._calls.ask(request, holders, ttl))
         except ConflictError as error:
-            for held in self._calls.held_by(token):
-                held.holding.lose("was lost: its renewal was refused", error)
-                held.look()
+            for held in holders:
+                self._renewals.refused(held, error)
             raise
-        self._calls.granted(token, grant)
+        for held in holders:
+            self._renewals.answered(held, grant)
         return grant.lease(key, token)
 
     async def release(
@@ -117,12 +118,12 @@ class AsyncLocks:
             request_id=self._calls.request_id(request_id),
             service_key=self._calls.credential,
         )
-        self._calls.spend(token)
-        held_by_it = self._calls.held_by(token)
-        for held in held_by_it:
+        self._calls.tokens.release(token)
+        holders = self._renewals.holders(key, token)
+        for held in holders:
             self._renewals.stop(held)
         operations.released(request, await self._calls.ask(request))
-        for held in held_by_it:
+        for held in holders:
             held.holding.released = True
 
     async def get(self, key: str, *, request_id: str | uuid.UUID | None = None) -> LockState:
@@ -185,6 +186,9 @@ class WithLock:
             self._acquisition.ttl,
             acquired,
             jitter=self._jitter(),
+            shortest_ttl=self._calls.tokens.shortest(
+                self._acquisition.key, self._acquisition.token
+            ),
         )
         self._held = held = Held(holding, self._clock)
         try:

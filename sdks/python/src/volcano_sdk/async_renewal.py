@@ -23,7 +23,7 @@ from anyio.abc import TaskGroup
 from volcano_sdk import operations
 from volcano_sdk.async_clock import AsyncClock
 from volcano_sdk.async_transport import AsyncTransport
-from volcano_sdk.errors import LockLostError
+from volcano_sdk.errors import ConflictError, LockLostError
 from volcano_sdk.operations import Grant, Request
 from volcano_sdk.renewal import Holding
 from volcano_sdk.settings import Settings
@@ -47,6 +47,7 @@ class Held:
 
     def __init__(self, holding: Holding, clock: AsyncClock) -> None:
         self.holding = holding
+        self.name = (holding.lease.key, holding.lease.token)
         self.body = anyio.CancelScope()
         self.over = anyio.Event()
         self.progress = anyio.Event()
@@ -123,7 +124,7 @@ class Renewals:
         jitter: Callable[[], float],
     ) -> None:
         self.kept: dict[Held, None] = {}  # a set that remembers the order
-        self._by_token: dict[str, list[Held]] = {}
+        self._by_name: dict[tuple[str, str], list[Held]] = {}  # {(key, lock token): [...]}
         self._transport = transport
         self._settings = settings
         self._clock = clock
@@ -155,7 +156,7 @@ class Renewals:
     def keep(self, held: Held) -> None:
         """Until `forget`.  A client that was closed meanwhile keeps nothing."""
         self.kept[held] = None
-        self._by_token.setdefault(held.holding.lease.token, []).append(held)
+        self._by_name.setdefault(held.name, []).append(held)
         if self._is_running:
             self.moved(held)
         else:
@@ -169,14 +170,16 @@ class Renewals:
     def forget(self, held: Held) -> None:
         self.stop(held)
         del self.kept[held]
-        token = held.holding.lease.token
-        self._by_token[token].remove(held)
-        if not self._by_token[token]:
-            del self._by_token[token]
+        self._by_name[held.name].remove(held)
+        for other in self.holders(*held.name):
+            other.holding.lose("was lost: another with_lock of its lock token has ended", None)
+            other.look()
+        if not self._by_name[held.name]:
+            del self._by_name[held.name]
 
-    def held_by(self, token: str) -> list[Held]:
-        """The running `with_lock`s of this lock token."""
-        return list(self._by_token.get(token, ()))
+    def holders(self, key: str, token: str) -> list[Held]:
+        """The running `with_lock`s that live on this lease."""
+        return list(self._by_name.get((key, token), ()))
 
     def moved(self, held: Held) -> None:
         """Its stop time or its next renewal may have come nearer."""
@@ -196,6 +199,11 @@ class Renewals:
         held.holding.answered(grant, jitter=self._jitter())
         held.look()
         self.moved(held)
+
+    def refused(self, held: Held, error: ConflictError) -> None:
+        """A direct call with its token was told that it is no longer the holder."""
+        held.holding.lose("was lost: a call with its lock token was refused", error)
+        held.look()
 
     async def _run(self, tasks: TaskGroup) -> None:
         while self._is_running:
@@ -223,8 +231,8 @@ class Renewals:
             if at != held.wakes_at:
                 continue  # an earlier moment took its place
             held.wakes_at = math.inf
-            if not held.holding.live or held.look():
-                continue
+            if held.holding.ended or held.look():
+                continue  # look also where another thread has seen the loss: it is announced here
             if not held.queued and held.holding.schedule.due_at <= now:
                 held.queued = True
                 heapq.heappush(self._due, (held.holding.trust.stop_at, next(self._ties), held))

@@ -52,6 +52,7 @@ class Lanes:
         self._clock = clock
         self._endpoint = Endpoint(settings)
         self._idle: list[_Lane] = []
+        self._is_closed = False
 
     async def exchange(self, attempt: Try, *, sent_at: float) -> Outcome:
         lane = self._idle.pop() if self._idle else _Lane(self._endpoint)
@@ -67,7 +68,7 @@ class Lanes:
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
             return self._failure(attempt, sent_at, str(error), reached=lane.reached)
         finally:
-            if is_good and len(self._idle) < IDLE_LANES:
+            if is_good and not self._is_closed and len(self._idle) < IDLE_LANES:
                 self._idle.append(lane)
             else:
                 await lane.close()
@@ -76,6 +77,7 @@ class Lanes:
         """Nothing of a lane outlives its exchange."""
 
     async def aclose(self) -> None:
+        self._is_closed = True
         while self._idle:
             await self._idle.pop().close()
 

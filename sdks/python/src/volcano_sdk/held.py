@@ -257,6 +257,8 @@ class HeldLock:
         others = self._runtime.running.get(self._name, [])
         if self in others:
             others.remove(self)
+        for other in others:
+            other.lose("was lost: another with_lock of its lock token has ended")
         if not others:
             self._runtime.running.pop(self._name, None)
 
@@ -270,5 +272,5 @@ class HeldLock:
 def _called(callback: OnLost, loss: LockLostError) -> None:
     try:
         callback(loss)
-    except Exception:  # noqa: BLE001  it is the user's
+    except BaseException:  # noqa: BLE001  it is the user's; sys.exit ends no thread of ours
         _log.exception("an on_lost callback failed")

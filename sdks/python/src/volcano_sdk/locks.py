@@ -87,6 +87,8 @@ class Locks:
         """The lease with `ttl` seconds from now on; ConflictError when it is not held any more."""
         token = _token(key, lease)
         request = operations.renew(key, ttl=checked_ttl(ttl), token=token, **self._with(request_id))
+        with self._runtime.lock:
+            self._runtime.tokens.sent(key, token, ttl)
         holders = self._runtime.holders(key, token)
         for held in holders:
             held.sent(ttl)
@@ -94,7 +96,7 @@ class Locks:
             grant = operations.granted(request, self._answer(request))
         except ConflictError as refusal:
             for held in holders:
-                held.lose("was lost: its renewal was refused", refusal)
+                held.lose("was lost: a call with its lock token was refused", refusal)
             raise
         for held in holders:
             held.answered(grant)
@@ -107,7 +109,8 @@ class Locks:
         holders = self._runtime.holders(key, token)
         for held in holders:
             held.let_go()
-        self._runtime.note_release(token)
+        with self._runtime.lock:
+            self._runtime.tokens.release(token)
         operations.released(request, self._answer(request))
         for held in holders:
             held.holding.released = True
@@ -128,7 +131,8 @@ class Locks:
         checked_key(key)
         checked_ttl(ttl)
         lock_token = new_uuid() if token is None else checked_token(token)
-        self._runtime.refuse_used(lock_token)
+        with self._runtime.lock:
+            self._runtime.tokens.refuse_released(lock_token)
         request = operations.acquire(key, ttl=ttl, token=lock_token, **self._with(request_id))
         return _Acquisition(self._runtime, request, key, lock_token, ttl)
 
@@ -165,9 +169,16 @@ class _Acquisition:
 
     def lease(self, *, gives_back: bool) -> LockLease:
         """For a direct call."""
+        with self.runtime.lock:
+            self.runtime.tokens.sent(self.key, self.token, self.ttl)
         acquired = self.run(gives_back=gives_back)
-        if self.runtime.timers.now() < Trust.begun(acquired, self.ttl).stop_at:
-            return acquired.grant.lease(self.key, self.token)
+        try:
+            if self.runtime.timers.now() < Trust.begun(acquired, self.ttl).stop_at:
+                return acquired.grant.lease(self.key, self.token)
+        except BaseException:  # an interrupt: nobody will get the lease
+            if gives_back:
+                self.runtime.give_back(self.key, self.token)
+            raise
         if gives_back:
             self.runtime.give_back(self.key, self.token)
         raise TransportError(
@@ -194,7 +205,7 @@ class _Acquisition:
             self._raise_if_interrupted()
             if isinstance(failed.error, ConflictError):
                 for held in holders:
-                    held.lose("was lost: it was refused to its holder", failed.error)
+                    held.lose("was lost: a call with its lock token was refused", failed.error)
             raise failed.error from None
         except BaseException:
             if gives_back and self._shield.reached:
@@ -277,8 +288,15 @@ class WithLock:
 
     def _begin(self, acquired: Acquired) -> LockGuard:
         acquisition, runtime = self._acquisition, self._runtime
+        with runtime.lock:
+            shortest_ttl = runtime.tokens.shortest(acquisition.key, acquisition.token)
         holding = Holding(
-            acquisition.key, acquisition.token, acquisition.ttl, acquired, jitter=runtime.jitter()
+            acquisition.key,
+            acquisition.token,
+            acquisition.ttl,
+            acquired,
+            jitter=runtime.jitter(),
+            shortest_ttl=shortest_ttl,
         )
         held = HeldLock(runtime, holding)
         self._held = held

@@ -83,7 +83,10 @@ def _checked_uuid(name: str, value: object, *, shown: bool) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an int of over 4 300 digits
+        text = f"a very large {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -124,11 +124,19 @@ class Holding:
     """
 
     def __init__(
-        self, key: str, token: str, ttl: int, acquired: Acquired, *, jitter: float
+        self,
+        key: str,
+        token: str,
+        ttl: int,
+        acquired: Acquired,
+        *,
+        jitter: float,
+        shortest_ttl: int = operations.TTL_MAX,
     ) -> None:
+        """`shortest_ttl`: of direct calls with the same lock token, if there were any."""
         self.ttl = ttl
         self.lease: LockLease = acquired.grant.lease(key, token)
-        self.trust = Trust.begun(acquired, ttl)
+        self.trust = Trust.begun(acquired, min(ttl, shortest_ttl))
         self.schedule = Schedule.after_success(
             self.trust, sent_at=acquired.grant.sent_at, jitter=jitter
         )

@@ -16,6 +16,7 @@ from volcano_sdk.errors import VolcanoError
 from volcano_sdk.operations import Outcome, Try
 from volcano_sdk.settings import Settings
 from volcano_sdk.threads import MOST_WORKERS, Timers, TimerThread, Workers
+from volcano_sdk.tokens import Tokens
 from volcano_sdk.transport import Lanes, Shield, Transport
 
 if TYPE_CHECKING:
@@ -23,14 +24,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("volcano_sdk")
 
-_REMEMBERED = 10_000
-"""How many lock tokens that were released are remembered, so that none is used again."""
-
 _Result = TypeVar("_Result")
 
 
 class Runtime:
-    """Thread-safe.  `lock` guards `running`, what is released, and the state of each held lock.
+    """Thread-safe.  `lock` guards `running`, `tokens`, and the state of each held lock.
 
     A seam: tests and the conformance driver give it a clock and a transport of their own.
     """
@@ -51,7 +49,7 @@ class Runtime:
         self.running: dict[tuple[str, str], list[HeldLock]] = {}
         """The held locks by key and lock token."""
         self._given_timers = timers
-        self._released: dict[str, None] = {}
+        self.tokens = Tokens()
         self._make_threads()
         self.transport = (transport or partial(Lanes, settings))(self.timers)
         _runtimes.add(self)
@@ -83,12 +81,6 @@ class Runtime:
         """The held locks of this client that live on this lease."""
         with self.lock:
             return list(self.running.get((key, token), ()))
-
-    def refuse_used(self, token: str) -> None:
-        """ValueError for a lock token for which a release was sent."""
-        with self.lock:
-            if token in self._released:
-                raise ValueError("token was used for a lease that was released; make a new one")
 
     # --- what is sent ------------------------------------------------------------------------
 
@@ -124,16 +116,10 @@ class Runtime:
             request_id=new_uuid(),
             service_key=self.settings.credential,
         )
-        self.note_release(token)
+        with self.lock:
+            self.tokens.release(token)
         flow = operations.release_flow(request, tries=tries)
         run(flow, partial(self.transport.exchange, shield=shield))
-
-    def note_release(self, token: str) -> None:
-        """A release with this token is about to be sent."""
-        with self.lock:
-            self._released[token] = None
-            if len(self._released) > _REMEMBERED:
-                del self._released[next(iter(self._released))]
 
     def in_background(self, job: Callable[[], None]) -> None:
         """Do it on a worker; what goes wrong there is only logged."""

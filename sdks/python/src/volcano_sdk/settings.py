@@ -3,7 +3,6 @@
 Shared by both flavours.  A repr shows no key.
 """
 
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -16,7 +15,10 @@ from volcano_sdk.errors import AuthenticationError
 
 DEFAULT_TIMEOUT = 10.0
 
-_KEY = re.compile(r"[!-~]+")  # what may stand in a header
+LONGEST_TIMEOUT = 86_400.0  # a day; the platform's own limit for a socket is some weeks
+
+_VISIBLE = re.compile(r"[!-~]+")  # what may stand in a header, and in a URL
+_USERINFO = re.compile(r"\A([^/]*//)?.*@", re.DOTALL)  # too much rather than too little
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,8 @@ class Settings:
 
 
 def without_userinfo(url: str) -> str:
-    """The URL without user name and password."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    """The URL, or what was meant to be one, without user name and password."""
+    return _USERINFO.sub(r"\1", url)
 
 
 def _checked_url(url: object) -> str:
@@ -93,16 +94,16 @@ def _checked_url(url: object) -> str:
         or parts.query
         or parts.fragment
     ):
-        got = without_userinfo(url) if parts is not None and isinstance(url, str) else repr(url)
+        got = without_userinfo(url) if isinstance(url, str) else url
         raise ValueError(
             "api_url must be an http:// or https:// URL with a host, and without user, query"
-            f" and fragment, such as http://127.0.0.1:8080; got {got}"
+            f" and fragment, such as http://127.0.0.1:8080; got {got!r}"
         )
     return urlunsplit(parts).rstrip("/")
 
 
 def _split(url: str) -> SplitResult | None:
-    if not _KEY.fullmatch(url):
+    if not _VISIBLE.fullmatch(url):
         return None
     try:
         parts = urlsplit(url)
@@ -116,7 +117,7 @@ def _checked_secret(name: str, value: object, otherwise: str | None) -> str | No
     secret = otherwise if value is None else value
     if secret is None or secret == "":
         return None
-    if not isinstance(secret, str) or not _KEY.fullmatch(secret):
+    if not isinstance(secret, str) or not _VISIBLE.fullmatch(secret):
         raise ValueError(f"{name} must be a string of visible ASCII characters (it is not shown)")
     return secret
 
@@ -125,11 +126,12 @@ def _checked_timeout(timeout: object) -> float:
     if (
         isinstance(timeout, int | float)
         and not isinstance(timeout, bool)
-        and math.isfinite(timeout)
-        and timeout > 0
+        and 0 < timeout <= LONGEST_TIMEOUT
     ):
         return float(timeout)
-    raise ValueError(f"timeout must be a number of seconds above 0; got {timeout!r}")
+    raise ValueError(
+        f"timeout must be a number of seconds above 0, at most a day; got {timeout!r:.80}"
+    )
 
 
 def _proxy_for(url: str) -> str | None:
@@ -139,11 +141,11 @@ def _proxy_for(url: str) -> str | None:
     if not proxy or proxy_bypass(parts.netloc):
         return None
     proxy = proxy if "://" in proxy else f"http://{proxy}"
-    scheme = urlsplit(proxy).scheme
+    its = _split(proxy)
     problem = None
-    if scheme not in ("http", "https", "socks5", "socks5h"):
-        problem = "is not an http://, https:// or socks5:// URL"
-    elif scheme.startswith("socks5") and find_spec("socksio") is None:
+    if its is None or its.scheme not in ("http", "https", "socks5", "socks5h") or not its.hostname:
+        problem = "is not an http://, https:// or socks5:// URL with a host"
+    elif its.scheme.startswith("socks5") and find_spec("socksio") is None:
         problem = "needs the package socksio (pip install 'httpx[socks]')"
     if problem is not None:
         raise ValueError(

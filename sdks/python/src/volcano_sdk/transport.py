@@ -74,7 +74,7 @@ class Lanes:
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
             return self._failure(attempt, sent_at, str(error), reached=lane.reached)
         else:
-            lane.is_good = True
+            lane.is_good = not lane.is_shut  # its end may come together with the answer
             return answer
         finally:
             if shield is not None:
@@ -262,7 +262,8 @@ class _Lane(httpcore.NetworkBackend):
 
     def bounded(self) -> socket.socket:
         """The socket, set to block no longer than the try may."""
-        if self._socket is None or self.is_shut:
+        is_over = self._timers.now() >= self._until  # also while bytes keep coming
+        if self._socket is None or self.is_shut or is_over:
             raise httpcore.ReadTimeout(self.over())
         self._socket.settimeout(self._timers.socket_timeout(self._until))
         return self._socket
