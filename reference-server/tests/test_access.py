@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from volcano_server.access import Access, AccessError, AccessFile, Caller, digest
+from volcano_server.access import Access, AccessError, AccessFile, Caller, Changes, digest
 from volcano_server.problems import AUTHENTICATION_REQUIRED, INVALID_CREDENTIALS
 
 FIXED = Caller("dev", "dev-service")
@@ -144,8 +144,10 @@ def test_a_changed_quota_reaches_the_caller(file: AccessFile) -> None:
     access = Access(tables=file)
     access.refresh()
     file.set_quota("shop", 0)
-    access.refresh()
 
+    changes = access.refresh()
+
+    assert changes == Changes(changed=frozenset({id_}))
     assert access.authenticate(bearer(key)) == Caller("shop", id_, quota=0)
 
 

@@ -116,10 +116,11 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a refresh found: ids of credentials."""
+    """What a refresh found: ids of credentials.  `changed`: their permissions or quota."""
 
-    added: frozenset[str]
-    removed: frozenset[str]
+    added: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
+    changed: frozenset[str] = frozenset()
 
 
 def digest(key: bytes) -> bytes:
@@ -151,15 +152,17 @@ class Access:
     def refresh(self) -> Changes:
         """Read the tables again if they may have changed.  Blocks; raises AccessError."""
         if self._tables is None:
-            return Changes(frozenset(), frozenset())
+            return Changes()
         state = self._tables.state()
         if state == self._seen and state.is_settled():
-            return Changes(frozenset(), frozenset())
-        before = {caller.credential_id for caller in self._callers.values()}
+            return Changes()
+        before = set(self._callers.values())
         self._callers = {**self._tables.callers(), **self._fixed}
         self._seen = state
-        after = {caller.credential_id for caller in self._callers.values()}
-        return Changes(added=frozenset(after - before), removed=frozenset(before - after))
+        after = set(self._callers.values())
+        new = frozenset(caller.credential_id for caller in after - before)
+        gone = frozenset(caller.credential_id for caller in before - after)
+        return Changes(added=new - gone, removed=gone - new, changed=new & gone)
 
     def close(self) -> None:
         """Let go of the tables, after the last refresh."""

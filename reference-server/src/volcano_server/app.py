@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from volcano_server.access import Access, AccessError
+from volcano_server.access import Access, AccessError, Changes
 from volcano_server.batch import BatchQueue
 from volcano_server.clock import HostClock
 from volcano_server.logs import Log
@@ -133,11 +133,12 @@ async def _refresh(access: Access, log: Log, pause: float) -> None:
             # What was read last goes on to count: a file under repair must not stop every holder.
             log.trouble("credentials_unreadable", reason=str(error))
             continue
-        if changes.added or changes.removed:
+        if changes != Changes():
             log.note(
                 "credentials_changed",
                 added=sorted(changes.added),
                 removed=sorted(changes.removed),
+                changed=sorted(changes.changed),
             )
 
 
