@@ -8,6 +8,7 @@ stdlib logging costs 43 µs a call even for a line like these; this is a dict an
 
 import logging
 import sys
+from contextlib import suppress
 from typing import Any, TextIO
 
 import structlog
@@ -33,14 +34,20 @@ class Log:
     def note(self, event: str, **facts: Any) -> None:
         """Something ordinary."""
         if not self._quiet:
-            self._logger.info(event, **facts)
+            self._write("info", event, facts)
 
     def request(self, *, failed: bool, **facts: Any) -> None:
-        (self._logger.error if failed else self._logger.info)("request", **facts)
+        self._write("error" if failed else "info", "request", facts)
 
     def trouble(self, event: str, **facts: Any) -> None:
         """Something an operator should look at.  `exc_info=True` adds the traceback."""
-        self._logger.error(event, **facts)
+        self._write("error", event, facts)
+
+    def _write(self, level: str, event: str, facts: dict[str, Any]) -> None:
+        # A full disk, or a pipe whose reader has gone: a line is lost.  Raised, it would cost the
+        # answer to a request that is decided already.
+        with suppress(OSError):
+            getattr(self._logger, level)(event, **facts)
 
 
 def silence_uvicorn() -> None:
