@@ -147,6 +147,23 @@ def test_every_counted_answer_says_what_is_left_of_the_quota() -> None:
     world.play(scene)
 
 
+def test_the_keys_of_a_project_share_its_quota_and_projects_do_not() -> None:
+    callers = {
+        "sk-first": Caller("shop", "key_1", quota=2),
+        "sk-second": Caller("shop", "key_2", quota=2),
+        "sk-other": Caller("bank", "key_3", quota=2),
+    }
+    world = World(access=Access(callers))
+
+    async def scene(http: httpx.AsyncClient) -> None:
+        asked = ["sk-first", "sk-second", "sk-first", "sk-other", "sk-other"]
+        answers = [await http.get("/locks/a", headers=headers(key)) for key in asked]
+
+        assert [answer.status_code for answer in answers] == [200, 200, 429, 200, 200]
+
+    world.play(scene)
+
+
 def test_a_fault_of_the_server_is_a_json_500_and_a_traceback_in_the_log() -> None:
     store = TroubledStore(ManualClock())
     store.error = ZeroDivisionError("a bug")
