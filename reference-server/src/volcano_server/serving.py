@@ -81,10 +81,17 @@ class JsonProtocol(HttpToolsProtocol):
     """Adds to uvicorn's protocol: JSON for what is no HTTP, and limits on a request's head."""
 
     _head_size = 0
+    _idle_since: float
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._close_if_idle()
+        self._idle_since = self.loop.time()
+        self.timeout_keep_alive_handler()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -100,7 +107,7 @@ class JsonProtocol(HttpToolsProtocol):
         if self._head_size > _LARGEST_HEAD:
             self.send_400_response(f"The head of the request is over {_LARGEST_HEAD} bytes.")
         else:
-            self._close_if_idle()
+            self._idle_since = self.loop.time()
 
     def on_headers_complete(self) -> None:
         if b"#" in self.url or self.url.endswith(b"?"):
@@ -141,11 +148,33 @@ class JsonProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         super()._start_asgi_task(cycle, _AtOnce(app, cycle))  # type: ignore[arg-type]
 
-    def _close_if_idle(self) -> None:
-        self._unset_keepalive_if_required()
-        self.timeout_keep_alive_task = self.loop.call_later(
-            self.timeout_keep_alive, self.timeout_keep_alive_handler
-        )
+    # uvicorn sets a timer after each answer and cancels it with the next request. Here one timer
+    # lives as long as its connection, and looks, when it fires, how long that has been idle.
+
+    def on_response_complete(self) -> None:
+        self._idle_since = self.loop.time()
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+
+    def _unset_keepalive_if_required(self) -> None:
+        pass
+
+    def timeout_keep_alive_handler(self) -> None:
+        cycle: RequestResponseCycle | None = self.cycle
+        now = self.loop.time()
+        if cycle is not None and not cycle.response_complete:
+            self._idle_since = now
+        left = self._idle_since + self.timeout_keep_alive - now
+        if left <= 0:
+            self.transport.close()
+        else:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                left, self.timeout_keep_alive_handler
+            )
 
 
 class _AtOnce:
@@ -155,55 +184,55 @@ class _AtOnce:
     the client.  What is no plain answer goes its way.
     """
 
-    __slots__ = ("_app", "_cycle", "_start")
+    __slots__ = ("_app", "_cycle", "_head", "_length", "_start")
 
     def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
         self._app = app
         self._cycle = cycle
         self._start: Message | None = None  # kept back until its body comes
+        self._head = [b""]
+        self._length = 0
 
     async def __call__(self, scope: Scope, receive: Receive, _: Send) -> None:
         await self._app(scope, receive, self._send)
 
     async def _send(self, message: Message) -> None:
         start, self._start = self._start, None
+        cycle = self._cycle
         if start is None:
-            if message["type"] == "http.response.start" and _length(message) is not None:
+            if message["type"] == "http.response.start" and self._is_plain(message):
                 self._start = message
             else:
-                await self._cycle.send(message)  # type: ignore[arg-type]  # Starlette's is looser
-        elif self._is_plain(start, message):
-            self._write(start, message["body"])
-        else:
-            await self._cycle.send(start)  # type: ignore[arg-type]
-            await self._cycle.send(message)  # type: ignore[arg-type]
+                await cycle.send(message)  # type: ignore[arg-type]  # Starlette's is looser
+            return
+        body = message.get("body", b"")
+        if message.get("more_body") or len(body) != self._length or cycle.flow.write_paused:
+            await cycle.send(start)  # type: ignore[arg-type]
+            await cycle.send(message)  # type: ignore[arg-type]
+        elif not cycle.disconnected:
+            self._head.append(body)
+            cycle.transport.write(b"".join(self._head))
+            cycle.response_started = cycle.response_complete = True
+            cycle.message_event.set()
+            cycle.on_response()
 
-    def _is_plain(self, start: Message, message: Message) -> bool:
+    def _is_plain(self, start: Message) -> bool:
+        """Whether the head says how long the body is, and nothing that uvicorn has to know."""
+        status = start["status"]
+        head = [STATUS_LINE[status]]
+        length = 0 if status == 204 else None
+        for name, value in start["headers"]:
+            if name == b"content-length":
+                length = int(value)
+            elif name == b"connection":
+                return False
+            head += (name, b": ", value, b"\r\n")
         cycle = self._cycle
-        return (
-            cycle.keep_alive
-            and not cycle.disconnected
-            and not cycle.flow.write_paused
-            and not message.get("more_body")
-            and _length(start) == len(message.get("body", b"-"))
-            and cycle.scope["method"] != "HEAD"
-            and all(name != b"connection" for name, _ in start["headers"])
-        )
-
-    def _write(self, start: Message, body: bytes) -> None:
-        head = [name + b": " + value + b"\r\n" for name, value in start["headers"]]
-        cycle = self._cycle
-        cycle.transport.write(b"".join((STATUS_LINE[start["status"]], *head, b"\r\n", body)))
-        cycle.response_started = cycle.response_complete = True
-        cycle.message_event.set()
-        cycle.on_response()
-
-
-def _length(start: Message) -> int | None:
-    """Bytes of the body, where the head says it."""
-    if start["status"] == 204:
-        return 0
-    return next((int(value) for name, value in start["headers"] if name == b"content-length"), None)
+        if length is None or not cycle.keep_alive or cycle.scope["method"] == "HEAD":
+            return False
+        head.append(b"\r\n")
+        self._head, self._length = head, length
+        return True
 
 
 class JsonServer(uvicorn.Server):
