@@ -61,7 +61,7 @@ export type WithLockResult<Data> =
   | { acquired: false; data: null; error: null }
   | { acquired: boolean; data: Data | null; error: Error; releaseError?: VolcanoError };
 
-/** What the client gives to its locks. Times in seconds; `random` from 0 to below 1. */
+/** What the client gives to its locks. Times in seconds; `random` from 0 to below 1. @internal */
 export interface Settings {
   readonly transport: Transport;
   readonly clock: Clock;
@@ -143,8 +143,11 @@ export class Locks {
         const flow = operations.singleFlow(request, this.#settings.timeout, operations.granted);
         const grant = await this.#crossing({ key, token, ttl: seconds }, cancel, flow);
         if (Number.isInteger(lease.fencingToken) && grant.fencingToken !== lease.fencingToken) {
-          const told = { status: 200, requestId };
-          throw new ServerError(`renew was answered with another lease's fencing token, ${grant.fencingToken}`, told);
+          const details = { status: 200, requestId };
+          throw new ServerError(
+            `renew was answered with another lease's fencing token, ${grant.fencingToken}`,
+            details,
+          );
         }
         return { lease: updated(lease, grant.expiresAt, grant.fencingToken), error: null };
       } catch (thrown) {
@@ -159,7 +162,7 @@ export class Locks {
     const token = operations.checkedLease(key, lease);
     const { requestId, signal } = this.#asked(options);
     return this.#following(signal, async (cancel) => {
-      const sharers = this.#sharing(key, token);
+      const sharers = this.#renewals.sharing(key, token);
       const onSent = () => {
         this.#spend(token);
         for (const kept of sharers) this.#renewals.end(kept);
@@ -237,7 +240,7 @@ export class Locks {
   /** Every running `withLock` loses its lock, then each is released; the first error of a release. @internal */
   async close(): Promise<{ error: VolcanoError | null }> {
     this.#isClosed = true;
-    const all = [...this.#renewals.all];
+    const { all } = this.#renewals;
     for (const kept of all) this.#renewals.touch(kept, (holding) => holding.lose(CLOSED));
     const errors = await Promise.all(all.map((kept) => this.#leave(kept)));
     return { error: errors.find((error) => error !== null) ?? null };
@@ -381,7 +384,7 @@ export class Locks {
     patience = 0,
   ): Promise<Result> {
     const tell = (change: (holding: Holding) => void) => {
-      for (const kept of this.#sharing(key, token)) this.#renewals.touch(kept, change);
+      for (const kept of this.#renewals.sharing(key, token)) this.#renewals.touch(kept, change);
     };
     const onSent = (at: number) => tell((holding) => holding.crossed(at, ttl, this.#jitter()));
     try {
@@ -394,11 +397,6 @@ export class Locks {
         tell((holding) => holding.lose('was lost: its holder was refused', refusal));
       throw error;
     }
-  }
-
-  /** The running `withLock`s of this lease. */
-  #sharing(key: string, token: string): Kept[] {
-    return [...this.#renewals.all].filter(({ holding: { lease } }) => lease.key === key && lease.token === token);
   }
 
   #spend(token: string): void {

@@ -251,7 +251,7 @@ interface Timer {
 /** Renews all locks that a client holds, and tells each of its loss at its stop time at the latest. */
 export class Renewals {
   #around: Surroundings;
-  #kept = new Set<Kept>();
+  #kept = new Map<string, Set<Kept>>(); // by key and token: {"nightly 0b0f3f7e-…": the `withLock`s that share it}
   #waiting: Kept[] = [];
   #flying = 0;
 
@@ -259,14 +259,21 @@ export class Renewals {
     this.#around = around;
   }
 
-  /** The running `withLock`s, for those who cross or close them. */
-  get all(): ReadonlySet<Kept> {
-    return this.#kept;
+  /** All running `withLock`s. */
+  get all(): Kept[] {
+    return [...this.#kept.values()].flatMap((sharers) => [...sharers]);
+  }
+
+  /** Those of one lease: with the caller's own token there may be several. */
+  sharing(key: string, token: string): Kept[] {
+    return [...(this.#kept.get(`${key} ${token}`) ?? [])];
   }
 
   /** Begins to renew. */
   keep(kept: Kept): void {
-    this.#kept.add(kept);
+    const { key, token } = kept.holding.lease;
+    const sharers = this.#kept.get(`${key} ${token}`) ?? new Set();
+    this.#kept.set(`${key} ${token}`, sharers.add(kept));
     this.look(kept);
     this.#arm(kept);
   }
@@ -297,7 +304,10 @@ export class Renewals {
 
   /** Forgets a lock that is over. */
   forget(kept: Kept): void {
-    this.#kept.delete(kept);
+    const { key, token } = kept.holding.lease;
+    const sharers = this.#kept.get(`${key} ${token}`);
+    sharers?.delete(kept);
+    if (sharers?.size === 0) this.#kept.delete(`${key} ${token}`);
   }
 
   /** Waits until no renewal is overdue, or the lock is lost, or `cancel` says that nobody waits any more. */
@@ -307,14 +317,16 @@ export class Renewals {
       cancel.aborted ||
       !holding.isLive ||
       (holding.schedule.failures === 0 && holding.schedule.dueAt > this.#around.clock.now());
+    let check = () => {};
     await new Promise<void>((resolve) => {
-      const check = () => {
+      check = () => {
         if (isFresh()) resolve();
       };
       kept.onChange = check;
-      cancel.addEventListener('abort', check, { once: true });
+      cancel.addEventListener('abort', check);
       check();
     });
+    cancel.removeEventListener('abort', check);
     kept.onChange = () => {};
   }
 

@@ -574,6 +574,15 @@ test('a token that was released cannot acquire again', async (t) => {
   assert.equal(server.count, 1);
 });
 
+test('nor can the own token of a withLock, once it was over', async (t) => {
+  const { server, body, result, locks } = await held(t, { token: TOKEN });
+  body.open();
+  (await server.next()).released();
+  await result;
+
+  await assert.rejects(() => locks.acquire('k', { ttl: 30, token: TOKEN }), /make a new one/);
+});
+
 test('a shorter TTL of a direct renewal brings the stop time of the running lock forward, from its send', async (t) => {
   const { server, clock, guard, body, result, locks } = await held(t);
 
