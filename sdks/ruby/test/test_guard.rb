@@ -72,6 +72,9 @@ class TestGuard < VolcanoTest
 
     @clock.advance(2)
     3.times { started.pop }
+    wait_until { @server.operations.count("renew") == 20 && @holders.all? { |holder| holder.status == "sleep" } }
+    sleep(0.1)
+    assert_empty(started, "more than three workers call on_lost blocks")
     @clock.advance(330)
 
     wait_until { @server.requests.any? { |request| request.operation == "renew" && request.key == "quick" } }

@@ -79,12 +79,16 @@ class TestInterrupts < VolcanoTest
     listener = Socket.new(:INET, :STREAM).tap { |socket| [socket.bind(Addrinfo.tcp("127.0.0.1", 0)), socket.listen(0)] }
     address = listener.local_address
     fillers = Array.new(4) { Socket.new(:INET, :STREAM).tap { |socket| socket.connect_nonblock(address, exception: false) } }
-    one = client("http://127.0.0.1:#{address.ip_port}")
+    one = client("http://127.0.0.1:#{address.ip_port}", timeout: 0.5)
+    GC.disable # it would close what is forgotten
+    before = open_sockets
 
     took = seconds { assert_raises(Timeout::Error) { Timeout.timeout(0.1) { one.locks.with_lock("k", ttl: 60) { flunk } } } }
 
     assert_in_delta(0.1, took, 0.3)
+    wait_until { (open_sockets - before).empty? && Thread.list.none? { |thread| thread.name == "volcano connection" } }
   ensure
+    GC.enable
     [listener, *fillers].compact.each(&:close)
   end
 
@@ -190,6 +194,10 @@ class TestInterrupts < VolcanoTest
     :done
   rescue Timeout::Error
     :timeout
+  end
+
+  def open_sockets
+    ObjectSpace.each_object(Socket).reject(&:closed?)
   end
 
   # A Ruby program with the SDK; what it says can be read.

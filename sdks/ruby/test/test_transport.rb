@@ -1,6 +1,8 @@
 # frozen_string_literal: true
 
 require "helper"
+require "rbconfig"
+require "tmpdir"
 
 class TestTransport < VolcanoTest
   def teardown
@@ -49,6 +51,20 @@ class TestTransport < VolcanoTest
     end
 
     assert_equal([5, 5], [@server.connections, @server.requests.size])
+  end
+
+  # Nobody asked for what comes on an idle connection; the next question must not get it for an answer.
+  def test_an_answer_that_nobody_asked_for_is_nobodys_answer
+    locks = locks_of do |request|
+      request.answer(200, { held: false })
+      request.answer(200, { held: true, expires_at: "2026-11-29T12:00:00Z", fencing_token: 7 })
+    end
+
+    3.times do
+      refute_predicate(locks.get("k"), :held?)
+      sleep(0.02)
+    end
+    assert_equal(3, @server.connections)
   end
 
   def test_a_lane_that_was_idle_for_long_is_not_used_again
@@ -168,6 +184,21 @@ class TestTransport < VolcanoTest
     assert_equal("Basic #{["us@er:geheim"].pack("m0")}", request.headers["proxy-authorization"])
   end
 
+  # What is trusted is fixed when OpenSSL is loaded, so the client is a program of its own.
+  def test_over_tls_a_connection_is_kept_and_a_stranger_is_not_trusted
+    Dir.mktmpdir do |directory|
+      tls, certificate = tls_context
+      trusted = File.join(directory, "trusted.pem").tap { |path| File.write(path, certificate.to_pem) }
+      @server = ScriptedServer.open(tls: tls)
+      program = "locks = Volcano::Client.new.locks; 3.times { p locks.get('k').held?; sleep(0.05) } rescue puts($!.class, $!.message)"
+
+      assert_equal("false\n" * 3, run_program(program, "SSL_CERT_FILE" => trusted))
+      assert_equal([1, 3], [@server.connections, @server.requests.size])
+      assert_match(/TransportError\nget could not connect to https.*certificate verify failed/, run_program(program, "SSL_CERT_FILE" => "/dev/null"))
+      assert_equal(3, @server.requests.size)
+    end
+  end
+
   def test_after_a_close_nothing_is_open_and_calls_in_flight_end
     one = client_of { |request| request.number == 1 ? request.be_good : request.hang }
     one.locks.get("k")
@@ -228,6 +259,28 @@ class TestTransport < VolcanoTest
 
   def locks_of(**settings, &script)
     client_of(**settings, &script).locks
+  end
+
+  def tls_context
+    key = OpenSSL::PKey::RSA.new(2048)
+    certificate = OpenSSL::X509::Certificate.new
+    certificate.version = 2
+    certificate.serial = 1
+    certificate.subject = certificate.issuer = OpenSSL::X509::Name.parse("/CN=127.0.0.1")
+    certificate.not_before = Time.now - 60
+    certificate.not_after = Time.now + 3600
+    certificate.public_key = key.public_key
+    certificate.add_extension(OpenSSL::X509::ExtensionFactory.new(nil, certificate).create_extension("subjectAltName", "IP:127.0.0.1"))
+    certificate.sign(key, OpenSSL::Digest.new("SHA256"))
+    context = OpenSSL::SSL::SSLContext.new
+    context.cert, context.key = certificate, key
+    [context, certificate]
+  end
+
+  def run_program(program, environment)
+    settings = { "VOLCANO_API_URL" => @server.url, "VOLCANO_SERVICE_KEY" => "sk-x", **environment }
+    load_path = $LOADED_FEATURES.grep(%r{/volcano\.rb\z}).first.delete_suffix("/volcano.rb")
+    IO.popen([settings, RbConfig.ruby, "-w", "-I", load_path, "-r", "volcano", "-e", program], err: %i[child out], &:read)
   end
 
   def with_environment(changes)

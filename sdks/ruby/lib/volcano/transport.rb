@@ -189,7 +189,8 @@ module Volcano
     class Lane
       def initialize(http)
         @http = http
-        @io = nil
+        @socket = nil # Net::BufferedIO
+        @io = nil # the TCP socket in it
         @resting_since = nil
       end
 
@@ -204,9 +205,20 @@ module Volcano
         @http.started? && !@io.nil? && !@io.closed?
       end
 
-      # May the request still be sent on it? What can be read from an idle connection is its end.
+      # May no request be sent on it any more?
       def stale?(now)
-        !open? || idle?(now) || readable?
+        !open? || idle?(now) || unasked?
+      end
+
+      # What can be read from an idle connection is its end, or an answer that nobody asked for.
+      def unasked?
+        @socket.read_timeout = 0
+        @socket.read(1)
+        true
+      rescue Net::ReadTimeout
+        false
+      rescue *BROKEN
+        true
       end
 
       # Did the server say something, or close the connection?
@@ -221,10 +233,11 @@ module Volcano
       end
 
       # The socket that the exchange's waiting goes through from now on.
-      def use(io, exchange)
-        @io = io
-        io.extend(PatientSocket) unless io.is_a?(PatientSocket)
-        io.exchange = exchange
+      def use(socket, exchange)
+        @socket = socket
+        @io = socket.io.to_io
+        @io.extend(PatientSocket) unless @io.is_a?(PatientSocket)
+        @io.exchange = exchange
       end
 
       def rest(now)
@@ -276,7 +289,7 @@ module Volcano
       end
 
       def exec(socket, *)
-        @exchange.sending(socket.io.to_io)
+        @exchange.sending(socket)
         super
       end
     end
@@ -324,6 +337,7 @@ module Volcano
         wire = Wire.new(@try.request, @transport.path(@try.request.path), self)
         response = @lane.request(wire) { |answer| answer.read_body { |part| append(body, part) } }
         raise EOFError, "the answer ends early" if body.bytesize < response.content_length.to_i # Net::HTTP lets it pass
+
         Operations::Answer.new(sent_at: @sent_at, status: response.code.to_i, headers: response.each_header.to_h, body: body)
       rescue *BROKEN => error
         failure("got no answer from #{@transport.destination}: #{why(error)}", error)
@@ -334,8 +348,8 @@ module Volcano
         Operations::Failure.new(sent_at: @sent_at || @began_at, error: Error.with_cause(error, cause), reached: !@sent_at.nil?)
       end
 
-      def sending(io)
-        @lane.use(io, self)
+      def sending(socket)
+        @lane.use(socket, self)
         @sent_at = @clock.now
         raise IOError, "closed" if @aborted
       end

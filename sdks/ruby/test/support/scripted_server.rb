@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require "openssl"
 require "socket"
 
 # A real HTTP server on a port of its own that does what a block says, one request after the other on each connection.
@@ -72,7 +73,9 @@ class ScriptedServer
 
   attr_reader :port, :requests
 
-  def initialize(&script)
+  # @param tls [OpenSSL::SSL::SSLContext, nil]
+  def initialize(tls: nil, &script)
+    @tls = tls
     @script = script || :be_good.to_proc
     @listener = TCPServer.new("127.0.0.1", 0)
     @port = @listener.addr[1]
@@ -84,7 +87,7 @@ class ScriptedServer
   end
 
   def url
-    "http://127.0.0.1:#{@port}"
+    "#{@tls ? "https" : "http"}://127.0.0.1:#{@port}"
   end
 
   def operations
@@ -117,12 +120,13 @@ class ScriptedServer
   end
 
   def serve(socket, connection)
+    socket = OpenSSL::SSL::SSLSocket.new(socket, @tls).tap { |tls| [tls.sync_close = true, tls.accept] } if @tls
     @mutex.synchronize { @open << [Thread.current, socket] }
     while (request = read(socket, connection))
       @script.call(request)
       break if socket.closed?
     end
-  rescue IOError, SystemCallError
+  rescue IOError, SystemCallError, OpenSSL::SSL::SSLError
     nil # the client hung up
   ensure
     socket.close unless socket.closed?
