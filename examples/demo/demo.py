@@ -1,40 +1,50 @@
-"""Twelve agents, forty tickets, no queue: each ticket is answered once.
+"""Twelve agents on three SDKs, forty tickets, no queue: each ticket is answered once.
 
-    python examples/demo/demo.py        (./dev demo sets everything up and runs it)
+    ./dev demo [--without js|ruby]… [--watch] [--json]        sets everything up and runs this
 
-Starts a fresh server and the agents as processes of their own.  One agent is killed while it holds
-a ticket: its lease runs out and another takes over.  One is stopped past its TTL, then goes on and
-writes: the data itself refuses the write by its fencing token.  Exit status 0 only if every ticket
-was answered once, no two claims overlapped, and both troubles ended as they should.
+Starts a fresh server and the agents as processes of their own, each on the Python, the JavaScript
+or the Ruby SDK.  One agent is killed while it holds a ticket: its lease runs out and another takes
+over.  One is stopped past its TTL, then goes on and writes: the data itself refuses the write by
+its fencing token.  Exit status 0 only if every ticket was answered once, no two claims overlapped,
+each language had its share, and both troubles ended as they should.
 """
 
+import argparse
 import json
 import os
 import queue
+import random
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent import POLL_SECONDS, TTL
+from agent import POLL_SECONDS, TTL, now
 from backlog import Backlog
-from claims import Claim, Summary, concurrent, next_claim
+from claims import Claim, Summary, by_language, concurrent, next_claim
+from desk import open_desk
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 AGENTS = 12
 TICKETS = 40
-LONGEST_RUN_SECONDS = 60.0
+LONGEST_START_SECONDS = 30.0
+LONGEST_RUN_SECONDS = 50.0
 TROUBLE_AFTER_SECONDS = 0.5
 HERE = Path(__file__).resolve().parent
+RUBY_SDK = HERE.parents[1] / "sdks" / "ruby" / "lib"
+COMMANDS = {
+    "python": [sys.executable, str(HERE / "agent.py")],
+    "js": ["node", str(HERE / "agent.mjs")],
+    "ruby": ["ruby", "-w", "-I", str(RUBY_SDK), str(HERE / "agent.rb")],
+}
 
 Report = dict[str, Any]
 
@@ -45,17 +55,20 @@ class Run:
 
     claims: list[Claim] = field(default_factory=list)
     doing: dict[str, str] = field(default_factory=dict)  # {"agent-03": "ticket:7 granted"}
+    ready: set[str] = field(default_factory=set)
     stale_writes_refused: int = 0
 
     def take_in(self, report: Report) -> None:
-        agent, event, ticket = report["agent"], report["event"], report["ticket"]
-        self.doing[agent] = f"ticket:{ticket} {event}"
-        if event == "granted":
-            self.claims.append(
-                Claim(agent, ticket, report["fencing_token"], report["at"], report["expires_at"])
-            )
+        agent, event = report["agent"], report["event"]
+        self.doing[agent] = sentence(report)
+        if event == "ready":
+            self.ready.add(agent)
             return
-        claim = self.newest_claim(agent)
+        if event == "granted":
+            ticket, token = report["ticket"], report["fencing_token"]
+            self.claims.append(Claim(agent, ticket, token, report["at"], report["expires_at"]))
+            return
+        claim = next(claim for claim in reversed(self.claims) if claim.agent == agent)
         if event == "refused":
             self.stale_writes_refused += 1
         elif event == "released":
@@ -63,60 +76,50 @@ class Run:
         if event in ("answered", "released"):
             claim.expires_at = report["expires_at"]
 
-    def newest_claim(self, agent: str) -> Claim:
-        return next(claim for claim in reversed(self.claims) if claim.agent == agent)
-
-    def claim_of(self, agent: str) -> Claim | None:
-        return next((claim for claim in self.claims if claim.agent == agent), None)
-
-
-class Troublemaker:
-    """Kills one agent in the middle of its work; stops another until its ticket is taken over."""
-
-    def __init__(self, crashing: "AgentProcess", stalling: "AgentProcess") -> None:
-        self._crashing = crashing
-        self._stalling = stalling
-        self.killed_at: float | None = None
-        self._stopped = False
-        self._continued = False
-
-    def act(self, run: Run, backlog: Backlog, now: float) -> None:
-        if self.killed_at is None and _is_ripe(run.claim_of(self._crashing.name), now):
-            self._crashing.process.send_signal(signal.SIGKILL)
-            self.killed_at = now
-        stalled = run.claim_of(self._stalling.name)
-        if not self._stopped and _is_ripe(stalled, now):
-            self._stalling.process.send_signal(signal.SIGSTOP)
-            self._stopped = True
-        # Not before somebody newer has written: that is what the late write must not undo.
-        if self._stopped and not self._continued and stalled and backlog.answers()[stalled.ticket]:
-            self._stalling.process.send_signal(signal.SIGCONT)
-            self._continued = True
+    def work_of(self, agent: str) -> Claim | None:
+        """The claim that the agent has been at for so long that it is in the middle of its work."""
+        last = next((claim for claim in reversed(self.claims) if claim.agent == agent), None)
+        if last is None or last.released_at or now() < last.granted_at + TROUBLE_AFTER_SECONDS:
+            return None
+        return last
 
 
-def _is_ripe(claim: Claim | None, now: float) -> bool:
-    return claim is not None and now >= claim.granted_at + TROUBLE_AFTER_SECONDS
+def sentence(report: Report) -> str:
+    ticket = f"ticket:{report['ticket']} " if "ticket" in report else ""
+    return ticket + str(report["event"])
 
 
 class AgentProcess:
     """An agent, and a thread that passes its reports on."""
 
-    def __init__(self, name: str, role: str, backlog: Path, reports: "queue.Queue[Report]") -> None:
+    def __init__(
+        self, name: str, language: str, role: str, desk: str, reports: "queue.Queue[Report]"
+    ) -> None:
         self.name = name
+        self.language = language
         self.role = role
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "agent.py"), name, str(backlog), "--role", role],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        try:
+            self.process = subprocess.Popen(
+                [*COMMANDS[language], name, desk, role],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        except FileNotFoundError as error:
+            raise SystemExit(
+                f"demo: {error.filename} is not on PATH; or --without {language}"
+            ) from None
         self._reports = reports
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._reports.put(json.loads(line))
+    def __str__(self) -> str:
+        return f"{self.name} ({self.language})"
+
+    def go(self) -> None:
+        """Agents begin when their stdin ends."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
 
     def finish(self) -> bool:
         """Whether it ended as its role should.  A process that still runs is killed."""
@@ -125,6 +128,74 @@ class AgentProcess:
         status = self.process.wait()
         self._reader.join()
         return status == (-signal.SIGKILL if self.role == "crashing" else 0)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._reports.put(json.loads(line))
+
+
+class Troublemaker:
+    """Kills one agent in the middle of its work; stops another until its ticket is taken over."""
+
+    def __init__(self, crashing: AgentProcess, stalling: AgentProcess) -> None:
+        self.crashing = crashing
+        self.stalling = stalling
+        self.crashed: Claim | None = None
+        self.killed_at = 0.0
+        self._stalled: Claim | None = None
+        self._continued = False
+
+    def act(self, run: Run, backlog: Backlog) -> None:
+        if self.crashed is None and (claim := run.work_of(self.crashing.name)):
+            self.crashing.process.send_signal(signal.SIGKILL)
+            self.crashed, self.killed_at = claim, now()
+        if self._stalled is None and (claim := run.work_of(self.stalling.name)):
+            self.stalling.process.send_signal(signal.SIGSTOP)
+            self._stalled = claim
+        # Not before somebody newer has written: that is what the late write must not undo.
+        if self._stalled and not self._continued and backlog.answers()[self._stalled.ticket]:
+            self.stalling.process.send_signal(signal.SIGCONT)
+            self._continued = True
+
+
+def main() -> int:
+    options = _options()
+    languages = [each for each in COMMANDS if each not in options.without]
+    console = Console(
+        stderr=options.json, force_terminal=True if options.watch else None, highlight=False
+    )
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="volcano-demo-")))
+        server = stack.enter_context(fresh_server())
+        os.environ["VOLCANO_API_URL"] = server["url"]
+        os.environ["VOLCANO_SERVICE_KEY"] = server["service_key"]
+        backlog = Backlog(folder / "tickets.db")
+        backlog.create(TICKETS)
+        desk = stack.enter_context(open_desk(backlog))
+        reports: queue.Queue[Report] = queue.Queue()
+        agents = _start(stack, languages, desk, reports)
+        trouble = Troublemaker(
+            *(next(a for a in agents if a.role == role) for role in ("crashing", "stalling"))
+        )
+        console.print(f"{AGENTS} agents ({', '.join(languages)}), {TICKETS} tickets, TTL {TTL} s")
+        console.print(f"{trouble.crashing} will be killed, {trouble.stalling} will be stopped")
+        summary = _run(console, agents, trouble, backlog, reports)
+    if options.json:
+        troubled = {"crashed": str(trouble.crashing), "stalled": str(trouble.stalling)}
+        print(json.dumps({**summary.as_json(), "agents": AGENTS, "troubled": troubled}))
+    return _report(console, summary)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="./dev demo", description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--without", action="append", default=[], choices=["js", "ruby"], metavar="js|ruby",
+        help="run on the other languages",
+    )  # fmt: skip
+    parser.add_argument("--watch", action="store_true", help="the live table, also in a pipe")
+    parser.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
+    return parser.parse_args()
 
 
 @contextmanager
@@ -146,43 +217,68 @@ def fresh_server() -> Iterator[dict[str, str]]:
         process.wait(timeout=10)
 
 
-def main() -> int:
-    console = Console()
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="volcano-demo-")))
-        server = stack.enter_context(fresh_server())
-        os.environ["VOLCANO_API_URL"] = server["url"]
-        os.environ["VOLCANO_SERVICE_KEY"] = server["service_key"]
-        backlog = Backlog(folder / "tickets.db")
-        backlog.create(TICKETS)
-        console.print(f"{AGENTS} agents, {TICKETS} tickets, TTL {TTL} s, server {server['url']}")
-        summary = _run(console, backlog, folder / "tickets.db")
-    return _report(console, summary)
+def _start(
+    stack: ExitStack, languages: list[str], desk: str, reports: "queue.Queue[Report]"
+) -> list[AgentProcess]:
+    """Languages take turns; who has trouble is drawn anew for each run, from two languages."""
+    dealt = [languages[number % len(languages)] for number in range(AGENTS)]
+    crashing = random.randrange(AGENTS)
+    others = [n for n in range(AGENTS) if n != crashing and dealt[n] != dealt[crashing]]
+    stalling = random.choice(others or [n for n in range(AGENTS) if n != crashing])
+    roles = {crashing: "crashing", stalling: "stalling"}
+    agents = []
+    for number, language in enumerate(dealt):
+        role = roles.get(number, "steady")
+        agent = AgentProcess(f"agent-{number + 1:02}", language, role, desk, reports)
+        stack.callback(agent.finish)
+        agents.append(agent)
+    return agents
 
 
-def _run(console: Console, backlog: Backlog, path: Path) -> Summary:
-    reports: queue.Queue[Report] = queue.Queue()
-    started_at = time.monotonic()
-    roles = ["crashing", "stalling"] + ["steady"] * (AGENTS - 2)
-    agents = [
-        AgentProcess(f"agent-{number:02}", role, path, reports)
-        for number, role in enumerate(roles, start=1)
-    ]
+def _run(
+    console: Console,
+    agents: list[AgentProcess],
+    trouble: Troublemaker,
+    backlog: Backlog,
+    reports: "queue.Queue[Report]",
+) -> Summary:
     run = Run(doing={agent.name: "starting" for agent in agents})
-    trouble = Troublemaker(agents[0], agents[1])
-    with _shown(console, run) as show:
-        while any(agent.process.poll() is None for agent in agents):
-            now = time.monotonic()
-            if now - started_at > LONGEST_RUN_SECONDS:
-                break
-            trouble.act(run, backlog, now)
+    languages = {agent.name: agent.language for agent in agents}
+    with _shown(console, run, languages) as show:
+        given_up_at = now() + LONGEST_START_SECONDS
+        while len(run.ready) < len(agents) and now() < given_up_at:
+            if any(agent.process.poll() is not None for agent in agents):
+                break  # it has said why; the summary names it
             _take_in(reports, run, show, patience=0.1)
-    failed = [agent.name for agent in agents if not agent.finish()]
+        for agent in agents:
+            agent.go()
+        started_at = now()
+        while any(agent.process.poll() is None for agent in agents):
+            if now() - started_at > LONGEST_RUN_SECONDS:
+                break
+            trouble.act(run, backlog)
+            _take_in(reports, run, show, patience=0.1)
+    seconds = now() - started_at
+    failed = [str(agent) for agent in agents if not agent.finish()]
     _take_in(reports, run, lambda _: None, patience=0.0)
-    return _summary(run, trouble, backlog, failed, time.monotonic() - started_at)
+
+    takeover = next_claim(run.claims, trouble.crashed) if trouble.crashed else None
+    return Summary(
+        answers=backlog.answers(),
+        claims=by_language(run.claims, languages),
+        overlaps=len(concurrent(run.claims)),
+        crashed=1 if trouble.crashed else 0,
+        reclaimed_after=takeover.granted_at - trouble.killed_at if takeover else None,
+        reclaim_limit=TTL + 1 + POLL_SECONDS,
+        stale_writes_refused=run.stale_writes_refused,
+        seconds=seconds,
+        agents_failed=failed,
+    )
 
 
-def _take_in(reports: "queue.Queue[Report]", run: Run, show: Any, *, patience: float) -> None:
+def _take_in(
+    reports: "queue.Queue[Report]", run: Run, show: Callable[[Report], None], *, patience: float
+) -> None:
     try:
         while True:
             report = reports.get(timeout=patience) if patience else reports.get_nowait()
@@ -193,54 +289,38 @@ def _take_in(reports: "queue.Queue[Report]", run: Run, show: Any, *, patience: f
         return
 
 
-def _summary(
-    run: Run, trouble: Troublemaker, backlog: Backlog, failed: list[str], seconds: float
-) -> Summary:
-    crashed = [run.claim_of("agent-01")] if trouble.killed_at is not None else []
-    takeover = next_claim(run.claims, crashed[0]) if crashed and crashed[0] else None
-    return Summary(
-        answers=backlog.answers(),
-        overlaps=len(concurrent(run.claims)),
-        crashed=len(crashed),
-        reclaimed_after=takeover.granted_at - trouble.killed_at
-        if takeover and trouble.killed_at is not None
-        else None,
-        reclaim_limit=TTL + 1 + POLL_SECONDS,
-        stale_writes_refused=run.stale_writes_refused,
-        seconds=seconds,
-        agents_failed=failed,
-    )
-
-
 @contextmanager
-def _shown(console: Console, run: Run) -> Iterator[Any]:
+def _shown(
+    console: Console, run: Run, languages: dict[str, str]
+) -> Iterator[Callable[[Report], None]]:
     """A live table on a terminal, a line per report elsewhere."""
     if not console.is_terminal:
         yield lambda report: console.print(
-            f"{report['agent']}  ticket:{report['ticket']}  {report['event']}", highlight=False
+            f"{report['agent']}  {languages[report['agent']]:6}  {sentence(report)}"
         )
         return
-    with Live(_table(run), console=console, refresh_per_second=10) as live:
-        yield lambda _: live.update(_table(run))
+    with Live(_table(run, languages), console=console, refresh_per_second=10) as live:
+        yield lambda _: live.update(_table(run, languages))
 
 
-def _table(run: Run) -> Table:
-    table = Table("agent", "doing", "claims")
+def _table(run: Run, languages: dict[str, str]) -> Table:
+    table = Table("agent", "SDK", "doing", "claims")
     for agent, doing in run.doing.items():
-        table.add_row(agent, doing, str(sum(claim.agent == agent for claim in run.claims)))
+        claims = sum(claim.agent == agent for claim in run.claims)
+        table.add_row(agent, languages[agent], doing, str(claims))
     return table
 
 
 def _report(console: Console, summary: Summary) -> int:
-    console.print(f"{AGENTS} agents ran for {summary.seconds:.1f} s", highlight=False)
+    console.print(f"{AGENTS} agents ran for {summary.seconds:.1f} s")
+    claims = ", ".join(f"{count} {language}" for language, count in summary.claims.items())
+    console.print(f"claims by SDK: {claims}")
     if summary.reclaimed_after is not None:
-        console.print(
-            f"the killed agent's ticket was taken over after {summary.reclaimed_after:.1f} s",
-            highlight=False,
-        )
-    console.print(summary.line(), highlight=False, style="bold")
+        after = f"{summary.reclaimed_after:.1f} s"
+        console.print(f"the killed agent's ticket was taken over after {after}")
+    console.print(summary.line(), style="bold")
     for fault in summary.faults():
-        console.print(f"demo: {fault}", style="red", highlight=False)
+        console.print(f"demo: {fault}", style="red")
     return 1 if summary.faults() else 0
 
 

@@ -1,9 +1,10 @@
 """The verdict on a run of the demo: what counts as an overlap, and what makes a run fail."""
 
+import json
 from dataclasses import replace
 
 import pytest
-from claims import Claim, Summary, concurrent, next_claim
+from claims import Claim, Summary, by_language, concurrent, next_claim
 
 
 def claim(agent: str, granted_at: float, released_at: float | None, *, ticket: int = 1) -> Claim:
@@ -43,8 +44,16 @@ def test_the_next_claim_is_the_first_later_one_of_the_ticket() -> None:
     assert next_claim([crashed, other], crashed) is None
 
 
+def test_claims_are_counted_by_language() -> None:
+    languages = {"a": "python", "b": "js", "c": "python", "d": "ruby"}
+    claims = [claim("a", 0, 1), claim("b", 1, 2), claim("c", 2, 3)]
+
+    assert {"python": 2, "js": 1, "ruby": 0} == by_language(claims, languages)
+
+
 GOOD = Summary(
     answers={1: 1, 2: 1},
+    claims={"python": 2, "js": 1},
     overlaps=0,
     crashed=1,
     reclaimed_after=6.2,
@@ -52,6 +61,19 @@ GOOD = Summary(
     stale_writes_refused=1,
     seconds=12.0,
 )
+
+
+def test_a_summary_for_programs_says_what_the_line_says() -> None:
+    told = replace(GOOD, overlaps=1).as_json()
+
+    assert told == json.loads(json.dumps(told))
+    assert (2, 1, 1, False) == (
+        told["answered"],
+        told["concurrent_claims"],
+        told["stale_writes_refused"],
+        told["ok"],
+    )
+    assert ["two agents held one ticket at the same time"] == told["faults"]
 
 
 def test_a_good_run_has_no_faults() -> None:
@@ -67,6 +89,7 @@ def test_a_good_run_has_no_faults() -> None:
         replace(GOOD, answers={}),
         replace(GOOD, answers={1: 1, 2: 0}),
         replace(GOOD, answers={1: 1, 2: 2}),
+        replace(GOOD, claims={"python": 3, "js": 0}),
         replace(GOOD, overlaps=1),
         replace(GOOD, crashed=0),
         replace(GOOD, reclaimed_after=None),
