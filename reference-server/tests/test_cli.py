@@ -278,6 +278,23 @@ def test_a_mistake_is_one_line_and_a_status(
     assert is_one_line(done, status, word)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+def test_an_output_that_takes_nothing_is_one_line(tmp_path: Path) -> None:
+    for arguments in (("dev", "--port", "0", "--ephemeral"), ("--version",)):
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [*COMMAND, *arguments],
+                cwd=tmp_path,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=30,
+                check=False,
+            )
+        assert (done.returncode, len(done.stderr.splitlines())) == (74, 1)
+        assert "No space left" in done.stderr
+
+
 def test_a_quota_beyond_every_use_is_refused(tmp_path: Path) -> None:
     """It would not fit into the column."""
     huge = "9" * 30

@@ -717,6 +717,19 @@ def test_a_broken_body_after_its_answer_gets_no_second_one(shared: VolcanoServer
     assert (statuses(first), rest) == ([404], b"")
 
 
+def test_what_is_no_http_after_a_late_body_is_a_json_400(shared: VolcanoServer) -> None:
+    head = kept(raw(b"POST", b"/nothing", b"Content-Length: 5"))
+    address = httpx.URL(shared.url)
+    with socket.create_connection((address.host, address.port or 0), timeout=5) as connection:
+        connection.sendall(head)
+        first = connection.recv(65_536)
+        connection.sendall(b"12345")
+        connection.sendall(b"nonsense\r\n\r\n")
+        rest = connection.recv(65_536)
+
+    assert (statuses(first), statuses(rest)) == ([404], [400])
+
+
 def test_an_upgrade_is_ignored_but_never_costs_a_body(shared: VolcanoServer) -> None:
     """The parser takes what follows such a head for another protocol: an acquire has lost its TTL.
 

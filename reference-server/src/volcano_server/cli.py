@@ -67,10 +67,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         _fail(error.format_message(), 64)
     except (SettingError, AccessError, StoreOpenError) as error:
         _fail(str(error), error.exit_status)
-    except OSError as error:
-        if error.filename is None:
-            raise
-        _fail(f"cannot use {error.filename}: {error.strerror}", 74)  # EX_IOERR
+    except OSError as error:  # without a file's name it is about the output
+        _fail(f"cannot use {error.filename or 'the output'}: {error.strerror}", 74)  # EX_IOERR
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
 
