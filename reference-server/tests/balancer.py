@@ -8,11 +8,15 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
+
+import httpx
 
 ADMIN = [sys.executable, "-m", "volcano_server"]
 
@@ -54,6 +58,10 @@ class Replica:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    def read(self, http: httpx.Client, key: str) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {key}", "X-Volcano-Request-Id": str(uuid.uuid4())}
+        return http.get(f"{self.url}/locks/nightly", headers=headers)
+
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         assert self.process is not None
         if self.process.poll() is None:
@@ -78,6 +86,18 @@ class Service:
 
     def where(self) -> tuple[str, str]:
         return self.url, self.service_key
+
+    def seconds_until(self, key: str, status: int) -> float:
+        """Until every replica answers a read with that key so."""
+        started = time.monotonic()
+        with httpx.Client(trust_env=False, timeout=10, verify=False) as http:
+            while True:
+                answers = [replica.read(http, key).status_code for replica in self.replicas]
+                waited = time.monotonic() - started
+                if set(answers) == {status}:
+                    return waited
+                assert waited < 15, answers
+                time.sleep(0.05)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from balancer import Replica, Service, admin, service
+from balancer import Service, admin, service
 from histories import Caller, Hold, load, violations
 from postgres import Cluster
 
@@ -93,37 +93,30 @@ def test_a_change_of_a_key_counts_on_every_replica_within_two_seconds(
 ) -> None:
     key = admin("keys", "create", "--project", "shop", store=store)
     id_ = admin("keys", "list", "--project", "shop", store=store).splitlines()[-1].split("\t")[0]
-    assert seconds_until(three, key, 200) < 2
+    assert three.seconds_until(key, 200) < 2
     admin("keys", "permit", id_, "--permission", "none", store=store)
-    assert seconds_until(three, key, 403) < 2
+    assert three.seconds_until(key, 403) < 2
     admin("keys", "permit", id_, "--permission", "locks.manage", store=store)
-    assert seconds_until(three, key, 200) < 2
+    assert three.seconds_until(key, 200) < 2
     admin("keys", "revoke", id_, store=store)
-    assert seconds_until(three, key, 401) < 2
+    assert three.seconds_until(key, 401) < 2
 
 
-def seconds_until(three: Service, key: str, status: int) -> float:
-    """Until every replica answers with that status."""
-    started = time.monotonic()
-    with httpx.Client(trust_env=False, timeout=10, verify=False) as http:
-        while True:
-            answers = [read(http, replica, key) for replica in three.replicas]
-            waited = time.monotonic() - started
-            if set(answers) == {status}:
-                return waited
-            assert waited < 10, answers
-            time.sleep(0.05)
-
-
-def read(http: httpx.Client, replica: Replica, key: str) -> int:
-    """The status of the answer."""
-    return http.get(
-        f"{replica.url}/locks/nightly",
-        headers={
-            "Authorization": f"Bearer {key}",
-            "X-Volcano-Request-Id": "6f1c5e6c-0d3b-4f6e-9d51-0a8f5f1f7f11",
-        },
-    ).status_code
+def test_without_its_database_a_replica_lives_and_is_not_ready() -> None:
+    with Cluster.started(fsync="on") as cluster, service(cluster.database(), 1) as one:
+        (replica,) = one.replicas
+        with httpx.Client(base_url=replica.url, trust_env=False, timeout=10, verify=False) as http:
+            assert http.get("/readyz").status_code == 200
+            cluster.stop()
+            refused = replica.read(http, one.service_key)
+            assert refused.status_code == 503
+            assert refused.json()["code"] == "lock_service_unavailable"
+            assert int(refused.headers["retry-after"]) >= 1
+            assert http.get("/readyz").status_code == 503
+            assert http.get("/healthz").status_code == 200
+            cluster.start()
+            assert one.seconds_until(one.service_key, 200) < 10
+            assert http.get("/readyz").status_code == 200
 
 
 def test_the_quota_of_a_project_holds_over_all_replicas(three: Service, store: str) -> None:
@@ -131,7 +124,7 @@ def test_the_quota_of_a_project_holds_over_all_replicas(three: Service, store: s
     limit, rate, callers = 100, 60, 3
     admin("projects", "create", "tight", "--quota", str(limit), store=store)
     key = admin("keys", "create", "--project", "tight", store=store)
-    seconds_until(three, key, 200)
+    three.seconds_until(key, 200)
     time.sleep(max(0.0, 60.05 - time.time() % 60) if time.time() % 60 > 50 else 0)
 
     def ask(number: int) -> list[int]:
@@ -139,7 +132,7 @@ def test_the_quota_of_a_project_holds_over_all_replicas(three: Service, store: s
         with httpx.Client(trust_env=False, timeout=10, verify=False) as http:
             for _ in range(round(rate * 4 / callers)):
                 started = time.monotonic()
-                statuses.append(read(http, three.replicas[number], key))
+                statuses.append(three.replicas[number].read(http, key).status_code)
                 time.sleep(max(0.0, callers / rate - (time.monotonic() - started)))
         return statuses
 
