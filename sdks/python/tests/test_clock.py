@@ -50,3 +50,17 @@ def test_elsewhere_a_wall_clock_that_is_set_back_changes_nothing(
     host.passes(10)
 
     assert clock.now() - start == 10
+
+
+def test_elsewhere_a_step_back_does_not_hide_a_later_suspend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(monkeypatch)
+    clock = SystemClock()
+    start = clock.now()
+
+    host.wall -= 3600
+    clock.now()
+    host.wall += 60  # suspended
+
+    assert clock.now() - start == 60

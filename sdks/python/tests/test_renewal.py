@@ -131,6 +131,12 @@ def test_a_retry_after_beyond_the_stop_time_leaves_one_last_try() -> None:
     )
     assert last == Schedule(120.0, failures=1, is_last=True)
 
+    # It counts from the answer, not from the send.
+    late = Schedule(0).after_failure(
+        trust(30), sent_at=110.0, now=121.0, jitter=0.0, retry_after=9.0
+    )
+    assert late == Schedule(125.0, failures=1, is_last=True)
+
     after = last.after_failure(trust(30), sent_at=120.0, now=120.0, jitter=0.0)
     assert after.due_at == math.inf
 
@@ -148,6 +154,16 @@ def test_a_renewal_is_due_at_a_third() -> None:
 
     assert held.schedule.due_at == 110.0
     assert held.renewal(REQUEST, 110.0, 10.0).timeout == pytest.approx(19 / 3)
+
+
+def test_a_shorter_ttl_brings_the_next_renewal_forward() -> None:
+    held = holding(30)
+    due_at = held.schedule.due_at
+
+    held.sent(101.0, 30)
+    assert held.schedule.due_at == due_at
+    held.sent(102.0, 5)
+    assert held.schedule.due_at == pytest.approx(102.0 + 5 / 3)
 
 
 def test_a_renewed_lease_is_a_new_value_and_trusted_for_longer() -> None:

@@ -28,5 +28,13 @@ class SystemClock:
         if hasattr(time, "CLOCK_BOOTTIME"):
             return time.clock_gettime(time.CLOCK_BOOTTIME)
         monotonic = time.monotonic()
-        self._behind = max(self._behind, time.time() - monotonic - self._wall_offset)
+        missed = time.time() - monotonic - self._wall_offset
+        if missed > self._behind:
+            self._behind = missed
+        elif missed < self._behind - _STEP_BACK:
+            self._wall_offset -= self._behind - missed  # or it would hide the next suspend
         return monotonic + self._behind
+
+
+_STEP_BACK = 1.0
+"""Seconds from which the wall clock was set back; less is what passes between two readings."""

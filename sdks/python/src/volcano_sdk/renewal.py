@@ -183,8 +183,16 @@ class Holding:
         return Try(request, try_timeout(self.trust.stop_at - now, client_timeout))
 
     def sent(self, at: float, ttl: int) -> None:
-        """A request of this lease went out, also one of a direct call with the same token."""
-        self.trust = self.trust.sent(at, ttl)
+        """A request of this lease went out, also one of a direct call with the same token.
+
+        One with a shorter TTL brings the next renewal forward, in case its answer is lost.
+        """
+        was, self.trust = self.trust, self.trust.sent(at, ttl)
+        if self.trust.ttl < was.ttl:
+            sooner = at + renewal_delay(self.trust.ttl, self.trust.stop_at - at, 0.0)
+            self.schedule = replace(
+                self.schedule, due_at=min(self.schedule.due_at, max(sooner, at))
+            )
 
     def renewed(self, request: Request, outcome: Outcome, *, now: float, jitter: float) -> None:
         """What became of a renewal try."""
