@@ -79,6 +79,11 @@ class ManualWorkers(Workers):
         super().__init__(0, bool, "manual")
         self.jobs: list[Callable[[], object]] = []
         self.refuses = False
+        self.busy = False
+
+    @property
+    def are_busy(self) -> bool:
+        return self.busy
 
     def start(self) -> None:
         if self.refuses:
@@ -112,6 +117,7 @@ class ScriptedTransport:
     sent: list[Sent] = field(default_factory=list)
     is_closed: bool = False
     forgot: int = 0
+    abandoned: list[str] = field(default_factory=list)  # the paths of tries
 
     def exchange(self, attempt: Try, *, shield: Shield | None = None) -> Outcome:
         request, now = attempt.request, self.timers.now()
@@ -131,6 +137,9 @@ class ScriptedTransport:
             shield.interrupt = step.interrupt
             step = step.then
         return step(now)
+
+    def abandon(self, attempt: Try) -> None:
+        self.abandoned.append(attempt.request.path)
 
     def close(self) -> None:
         self.is_closed = True

@@ -207,6 +207,15 @@ async def test_a_connection_that_fails_after_the_send_is_never_sent_again() -> N
     assert lanes._idle == []
 
 
+async def test_only_so_many_connections_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("volcano_sdk.async_transport.IDLE_LANES", 0)
+    with serving(answers(FREE)) as server:
+        lanes = Lanes(Settings(server.url), AsyncSystemClock())
+        await lanes.exchange(attempt(), sent_at=AsyncSystemClock().now())
+
+    assert lanes._idle == []
+
+
 async def test_an_answer_that_comes_after_the_close_leaves_no_connection_open() -> None:
     held = Held()
     clock = ManualClock()

@@ -1,6 +1,8 @@
 """What really happened to users of other lock libraries, against a real server and real threads."""
 
+import contextlib
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -9,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from pytest_httpserver import HTTPServer
+from werkzeug import Request, Response
 
 from volcano_sdk import ConflictError, LockLostError, VolcanoClient, VolcanoError
 from volcano_sdk.operations import Outcome, Try
@@ -152,6 +156,33 @@ def test_sixty_leases_with_slow_renewals_are_not_lost_to_a_queue() -> None:
         assert threading.active_count() - before <= 8
         for lock in locks:
             lock.__exit__(None, None, None)
+
+
+def test_hung_renewals_of_long_leases_do_not_cost_a_short_one() -> None:
+    """More hung tries than threads, each of ten seconds; a lease of five is renewed even so."""
+    over = threading.Event()
+
+    def handle(request: Request) -> Response:
+        if request.method == "DELETE":
+            return Response("", 204)
+        if request.method == "PATCH" and "long" in request.path:
+            over.wait(PATIENCE)
+        status = 201 if request.method == "POST" else 200
+        return Response('{"expires_at":"2026-11-29T12:00:00Z","fencing_token":1}', status)
+
+    with (
+        HTTPServer(threaded=True) as server,
+        VolcanoClient(api_url=server.url_for(""), service_key="sk-1", trust_env=False) as client,
+        contextlib.ExitStack() as held,
+    ):
+        server.expect_request(re.compile("/locks/.*")).respond_with_handler(handle)
+        for number in range(8):
+            lock = client.locks.with_lock(f"long-{number}", ttl=600)
+            held.enter_context(lock)._held._on_due()
+        short = held.enter_context(client.locks.with_lock("short", ttl=5))
+        assert not short.wait_lost(5.5)
+        over.set()
+    assert eventually(lambda: ours_but_the_server() == [])
 
 
 def test_threads_that_cannot_be_started_are_said_so_and_the_lock_is_free(

@@ -106,6 +106,12 @@ def test_after_the_end_no_callback_is_called(stage: Stage) -> None:
     assert calls == []
 
 
+def test_who_has_waited_in_vain_leaves_nothing_behind(stage: Stage) -> None:
+    with stage.locks.with_lock("a", ttl=30) as guard:
+        assert not guard.wait_lost(1)
+        assert guard._held._waiters == []
+
+
 @pytest.mark.parametrize("kind", [ZeroDivisionError, SystemExit, KeyboardInterrupt])
 def test_a_callback_that_fails_is_logged_and_the_others_are_called(
     kind: type[BaseException], stage: Stage, caplog: pytest.LogCaptureFixture

@@ -2,6 +2,7 @@ import gc
 import logging
 import uuid
 from collections.abc import Callable, Generator
+from contextlib import ExitStack
 from datetime import UTC, datetime
 
 import pytest
@@ -633,6 +634,52 @@ def test_an_interrupt_after_the_answer_to_a_direct_acquire_gives_it_back(
     with pytest.raises(KeyboardInterrupt):
         stage.locks.acquire("a", ttl=30, token=TOKEN)
     assert stage.wire.operations() == ["acquire", "release", "acquire"]
+
+
+def test_a_hung_renewal_gives_way_to_a_more_urgent_one(stage: Stage) -> None:
+    """Every thread waits for an answer: after a second, the one with most time left is freed."""
+    with ExitStack() as held:
+        guards = [
+            held.enter_context(stage.locks.with_lock(key, ttl=ttl))
+            for key, ttl in [("long", 600), ("longest", 3000), ("long-too", 600), ("short", 6)]
+        ]
+        long, longest, long_too, short = (guard._held for guard in guards)
+        stage.timers.after = lambda: None  # no thread is free
+        stage.workers.busy = True
+        assert long._next_try() is not None
+        assert longest._next_try() is not None
+        stage.block(1.5)
+        assert long_too._next_try() is not None  # not hung yet
+        stage.advance(1.4)
+        assert stage.wire.abandoned == []
+        stage.advance(0.1)
+        assert stage.wire.abandoned == ["/locks/longest/lease"]
+
+        longest._trying = None  # its thread has come back, and is busy again
+        stage.advance(1)
+        assert stage.wire.abandoned[1:] == ["/locks/long/lease"]
+        long._trying = long_too._trying = None
+        assert short._next_try() is not None
+        stage.advance(0.5)
+        assert len(stage.wire.abandoned) == 2
+        stage.timers.after = stage.run_jobs
+
+    assert stage.wire.abandoned[2:] == ["/locks/short/lease"]  # its body has ended
+
+
+def test_a_renewal_never_makes_a_more_urgent_one_give_way(stage: Stage) -> None:
+    with ExitStack() as held:
+        short = held.enter_context(stage.locks.with_lock("short", ttl=6))._held
+        held.enter_context(stage.locks.with_lock("long", ttl=9))
+        stage.timers.after = lambda: None
+        stage.workers.busy = True
+        assert short._next_try() is not None
+        short._due = None
+        stage.advance(4.5)
+        assert stage.wire.abandoned == []
+        short._trying = None
+        short._is_renewing = False
+        stage.timers.after = stage.run_jobs
 
 
 def test_a_renewal_that_answers_after_the_end_does_nothing(stage: Stage) -> None:

@@ -18,6 +18,16 @@ def scripted(timers: Any) -> ScriptedTransport:
     return ScriptedTransport(timers)
 
 
+def test_in_a_child_nobody_is_on_the_way_to_a_lease() -> None:
+    """Else its threads would never go."""
+    forked = Runtime(SETTINGS, transport=scripted)
+    forked.entering.add(object())
+
+    forked.become_child()
+
+    assert forked.entering == set()
+
+
 def test_a_callback_runs_on_a_thread_of_its_own_that_goes_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

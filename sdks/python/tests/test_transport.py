@@ -18,7 +18,7 @@ from werkzeug import Request, Response
 
 from volcano_sdk import operations, transport
 from volcano_sdk.clock import SystemClock
-from volcano_sdk.operations import Answer, Failure, Try
+from volcano_sdk.operations import Answer, Failure, Outcome, Try
 from volcano_sdk.settings import Settings
 from volcano_sdk.threads import Timer, TimerThread
 from volcano_sdk.transport import Injected, Lanes, Shield
@@ -183,6 +183,30 @@ def test_one_connection_serves_many_exchanges(serve: Callable[..., RawServer]) -
 
     assert server.connections == 1
     wire.close()
+
+
+def test_the_connection_that_was_used_last_is_used_first(serve: Callable[..., RawServer]) -> None:
+    """The others may grow old and go."""
+    wire = lanes(serve(answers(OK)).url)
+    first, second = wire._take(), wire._take()
+    for lane in (first, second):
+        lane.is_good = True
+        wire._give(lane)
+
+    wire.exchange(attempt())
+
+    assert wire._idle == [first, second]
+    wire.close()
+
+
+def test_only_so_many_connections_are_kept(
+    serve: Callable[..., RawServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "IDLE_LANES", 0)
+    wire = lanes(serve(answers(OK)).url)
+    wire.exchange(attempt())
+
+    assert wire._idle == []
 
 
 def test_twenty_threads_each_get_their_own_answer(httpserver: HTTPServer) -> None:
@@ -519,6 +543,30 @@ def test_a_timer_can_end_an_exchange(serve: Callable[..., RawServer]) -> None:
     wire.close()
 
 
+def test_an_abandoned_exchange_ends_and_no_other(serve: Callable[..., RawServer]) -> None:
+    server = serve(hangs, answers(OK))
+    wire = lanes(server.url)
+    hung, other = attempt(timeout=PATIENCE), attempt()
+    outcomes: list[Outcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(wire.exchange(hung)))
+    thread.start()
+    while not server.connections:
+        time.sleep(0.01)
+
+    wire.abandon(other)
+    assert isinstance(wire.exchange(other), Answer)
+    wire.abandon(other)  # it has ended
+    assert thread.is_alive()
+    wire.abandon(hung)
+    thread.join(5)
+
+    assert isinstance(outcomes[0], Failure)
+    assert "closed by our side" in str(outcomes[0].error)
+    assert isinstance(wire.exchange(other), Answer)
+    assert server.connections == 2
+    wire.close()
+
+
 def test_a_timer_of_an_exchange_that_has_ended_harms_no_later_one(
     serve: Callable[..., RawServer],
 ) -> None:
@@ -546,6 +594,17 @@ def test_a_lane_that_was_shut_neither_waits_nor_sends() -> None:
         transport._Stream(lane).write(b"x")
     lane.close()
     theirs.close()
+
+
+def test_a_wait_on_a_connection_that_is_none_is_an_error_of_the_network() -> None:
+    wire = lanes("http://127.0.0.1:9")
+    lane = wire._take()
+    lane.use(socket.socket())
+    lane._limit(wire._timers.now() + 10)
+
+    with pytest.raises(httpcore.ReadError, match="not connected"):
+        transport._Stream(lane).read(10)
+    lane.close()
 
 
 def test_a_send_into_a_closed_connection_is_an_error_of_the_network() -> None:
@@ -639,6 +698,40 @@ def test_an_interrupt_leaves_an_answer_only_a_little_time(
     assert isinstance(failure, Failure)
     assert shield.interrupt is not None
     wire.close()
+
+
+def test_an_interrupt_does_not_extend_a_try(
+    serve: Callable[..., RawServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "EXIT_TRY_SECONDS", PATIENCE)
+
+    def interrupts_and_hangs(connection: socket.socket) -> None:
+        heard(connection)
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        connection.recv(1)
+
+    wire = lanes(serve(interrupts_and_hangs).url)
+    shield = Shield()
+    started = time.monotonic()
+    with handler(KeyboardInterrupt()):
+        failure = wire.exchange(attempt(timeout=1), shield=shield)
+
+    assert isinstance(failure, Failure)
+    assert shield.interrupt is not None
+    assert time.monotonic() - started < PATIENCE / 2
+    wire.close()
+
+
+def test_a_lane_without_a_connection_can_be_shut_too() -> None:
+    wire = lanes("http://127.0.0.1:9")
+    lane = wire._take()
+    lane._limit(wire._timers.now() + 10)
+
+    lane.shut()
+
+    with pytest.raises(httpcore.ReadTimeout, match="closed by our side"):
+        lane.bounded()
 
 
 def test_a_timeout_error_of_a_signals_handler_is_not_the_networks(

@@ -22,6 +22,9 @@ _log = logging.getLogger("volcano_sdk")
 
 OnLost = Callable[[LockLostError], object]
 
+_HUNG_AFTER = 1.0
+"""Seconds without an answer, after which a try gives its thread up to a more urgent renewal."""
+
 
 class HeldLock:
     """Thread-safe by the runtime's lock.
@@ -39,7 +42,10 @@ class HeldLock:
         self._name = (holding.lease.key, holding.lease.token)
         self._stop: Timer | None = None
         self._due: Timer | None = None
-        self._is_renewing = False
+        self._room: Timer | None = None
+        self._is_renewing = False  # waits for a thread, or has one
+        self._trying: Try | None = None
+        self._tried_at = 0.0
         self._request: Request | None = None
         self._is_dropped = False
 
@@ -122,10 +128,12 @@ class HeldLock:
         elif not self._settled.is_set():
             self._stop = self._moved(self._stop, math.inf, self._on_stop)
             self._due = self._moved(self._due, math.inf, self._on_due)
+            self._room = self._moved(self._room, math.inf, self._make_room)
             callbacks, self._callbacks = self._callbacks, []
             if self.holding.loss is not None and not self.holding.ended:
                 for callback in callbacks:
                     self._call(callback, self.holding.loss)
+            self.give_way()
             self._settled.set()
             for event in (self.fresh, *self._waiters):
                 event.set()
@@ -146,8 +154,37 @@ class HeldLock:
                 self._is_renewing = True
                 try:
                     self._runtime.workers.submit(self._renew, urgency=self.holding.trust.stop_at)
+                    if self._runtime.workers.are_busy:
+                        self._wait_for_room()
                 except RuntimeError:
                     pass  # the interpreter is going down; the stop timer has the last word
+
+    def _wait_for_room(self) -> None:
+        at = self._runtime.timers.now() + _HUNG_AFTER
+        self._room = self._runtime.timers.call_at(at, self._make_room)
+
+    def _make_room(self) -> None:
+        """Still no thread for our renewal: the hung try with most time left gives way."""
+        with self._runtime.lock:
+            if not (self.holding.live and self._is_renewing and self._trying is None):
+                return
+            others = [one for several in self._runtime.running.values() for one in several]
+            hung = [one for one in others if one.is_hung]
+            last = max(hung, key=lambda one: one.holding.trust.stop_at, default=self)
+            if last.holding.trust.stop_at > self.holding.trust.stop_at:
+                last.give_way()
+            self._wait_for_room()
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether a try of its renewal is in flight for too long already."""
+        tried_for = self._runtime.timers.now() - self._tried_at
+        return self._trying is not None and tried_for >= _HUNG_AFTER
+
+    def give_way(self) -> None:
+        """Abandon the try that is in flight, if there is one."""
+        if self._trying is not None:
+            self._runtime.transport.abandon(self._trying)
 
     def _renew(self) -> None:
         """One try of the renewal that is due, on a worker."""
@@ -157,6 +194,7 @@ class HeldLock:
         outcome = self._exchange(attempt)
         with self._runtime.lock:
             self._is_renewing = False
+            self._trying = None
             self.holding.renewed(
                 attempt.request,
                 outcome,
@@ -171,7 +209,6 @@ class HeldLock:
     def _next_try(self) -> Try | None:
         with self._runtime.lock:
             if self.look() is not None or not self.holding.live:
-                self._is_renewing = False
                 return None
             if self._request is None:
                 self._request = operations.renew(
@@ -181,8 +218,10 @@ class HeldLock:
                     request_id=new_uuid(),
                     service_key=self._runtime.settings.credential,
                 )
-            now = self._runtime.timers.now()
-            return self.holding.renewal(self._request, now, self._runtime.settings.timeout)
+            now = self._tried_at = self._runtime.timers.now()
+            timeout = self._runtime.settings.timeout
+            self._trying = self.holding.renewal(self._request, now, timeout)
+            return self._trying
 
     def _exchange(self, attempt: Try) -> Outcome:
         sent_at = self._runtime.timers.now()
@@ -244,7 +283,7 @@ class HeldLock:
         self._is_dropped = True
         self.fresh, self._settled = threading.Event(), threading.Event()
         self._waiters, self._callbacks = [], []
-        self._stop = self._due = None
+        self._stop = self._due = self._room = self._trying = None
         self.lose("is held by the process that this one was forked from")
 
     def _release(self, *, tries: int) -> None:

@@ -157,6 +157,12 @@ class Workers:
                         raise
                     # The threads that there are will come to it.
 
+    @property
+    def are_busy(self) -> bool:
+        """Whether a job has to wait for another one's end."""
+        with self._changed:
+            return self._threads == self._most and self._idle < len(self._jobs)
+
     def _add(self) -> None:
         _started(self._run, self._name)
         self._threads += 1

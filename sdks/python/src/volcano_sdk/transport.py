@@ -44,6 +44,9 @@ class Transport(Protocol):
     def exchange(self, attempt: Try, *, shield: Shield | None = None) -> Outcome:
         """Send it and wait for the answer, for `attempt.timeout` in total."""
 
+    def abandon(self, attempt: Try) -> None:
+        """End its exchange, if it is in flight, as if its time were over."""
+
     def close(self) -> None:
         """End what is in flight and close what is idle."""
 
@@ -80,6 +83,12 @@ class Lanes:
             if shield is not None:
                 shield.reached |= lane.reached
             self._give(lane)
+
+    def abandon(self, attempt: Try) -> None:
+        with self._lock:
+            busy = list(self._busy)
+        for lane in busy:
+            lane.abandon(attempt)
 
     def close(self) -> None:
         with self._lock:
@@ -148,6 +157,9 @@ class Injected:
             reached = not ancestors & {"ConnectError", "ConnectTimeout", "PoolTimeout"}
             return failure(self._settings, attempt, sent_at, what, reached=reached)
 
+    def abandon(self, attempt: Try) -> None:
+        """Nobody can: its own timeout ends it."""
+
     def close(self) -> None:
         """It is the caller's."""
 
@@ -169,6 +181,7 @@ class _Lane(httpcore.NetworkBackend):
         self._socket: socket.socket | None = None
         self._until = 0.0
         self._exchanges = 0
+        self._attempt: Try | None = None
         self.is_shut = False
         self._timer: Timer | None = None
         self._shield: Shield | None = None
@@ -179,7 +192,9 @@ class _Lane(httpcore.NetworkBackend):
         """Raises httpcore's errors."""
         self.reached = self.is_good = False
         self._shield = shield
-        self._exchanges += 1
+        with self._lock:
+            self._exchanges += 1
+            self._attempt = attempt
         self._limit(sent_at + attempt.timeout)
         try:
             response = self._pool.handle_request(self._request(attempt.request))
@@ -192,6 +207,8 @@ class _Lane(httpcore.NetworkBackend):
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+            with self._lock:
+                self._attempt = None
         return Answer(sent_at, response.status, lower(response.headers), body)
 
     def _request(self, request: Request) -> httpcore.Request:
@@ -205,13 +222,20 @@ class _Lane(httpcore.NetworkBackend):
     def shut(self, exchange: int | None = None) -> None:
         """From any thread: whatever waits on the socket, stops waiting."""
         with self._lock:
-            if exchange not in (None, self._exchanges):
-                return  # that one has ended
-            self.is_shut = True
-            if self._socket is not None:
-                with contextlib.suppress(OSError):  # it is not connected any more
-                    # Not SSLSocket's own shutdown, which changes what its reader is using.
-                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+            if exchange in (None, self._exchanges):  # else that one has ended
+                self._shut()
+
+    def abandon(self, attempt: Try) -> None:
+        with self._lock:
+            if self._attempt is attempt:
+                self._shut()
+
+    def _shut(self) -> None:
+        self.is_shut = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it is not connected any more
+                # Not SSLSocket's own shutdown, which changes what its reader is using.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._pool.close()
