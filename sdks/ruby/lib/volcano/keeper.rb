@@ -12,7 +12,8 @@ module Volcano
   # left first) and call the users' `on_lost` blocks. All of them start on demand and leave when there is
   # nothing to do; there is never a thread per lock.
   #
-  # One mutex guards all of it. Nobody does I/O or runs a user's block while holding it.
+  # One mutex guards all of it, which is why it is one file: a lock's state, its timers and the workers' queue change
+  # together or not at all. Nobody does I/O or runs a user's block while holding that mutex.
   # @api private
   class Keeper
     include Discreet

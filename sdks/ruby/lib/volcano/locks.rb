@@ -10,7 +10,8 @@ module Volcano
   # The lock operations: `client.locks`. Any thread may call them.
   #
   # Arguments that cannot be right raise ArgumentError before anything is sent. Times are seconds.
-  # The rules: docs/semantics.md.
+  # The rules: docs/semantics.md. Below the calls stand the two things that they share and that nothing else needs: an
+  # acquire under way, and the life of one `with_lock`.
   class Locks
     # Tokens for which a release was sent are remembered, so many of them.
     SPENT_TOKENS = 10_000

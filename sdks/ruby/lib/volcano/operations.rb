@@ -12,6 +12,8 @@ module Volcano
   # `Answer` or `Failure`, so that at any moment, also when its thread is interrupted, it knows how
   # things stand.
   #
+  # One file, in the order in which a call goes through it: arguments, requests, answers, flows.
+  #
   #   flow ── next_try ──> transport ── Answer | Failure ──> flow.take ── … until next_try is nil
   # @api private
   module Operations

@@ -21,6 +21,8 @@ module Volcano
   # bytes gains nothing. A call's connection is opened by a thread of its own, which is gone with that: Ruby
   # cannot interrupt name resolution, and a Net::HTTP that is interrupted while it connects leaves its
   # socket to the garbage collector.
+  #
+  # One file, because a lane, its socket and the exchange on it only make sense together.
   # @api private
   class Transport
     # Idle lanes are closed after this: below the idle limits of common servers and load balancers.
