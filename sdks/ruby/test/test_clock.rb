@@ -28,6 +28,23 @@ class TestClock < VolcanoTest
     assert_in_delta(3600, clock.now - start, 1)
   end
 
+  def test_without_boot_time_a_wall_clock_set_back_hides_no_later_suspend
+    clock = Volcano::SystemClock.new(boot_time: false)
+    wall = 0.0
+    clock.define_singleton_method(:wall) { Process.clock_gettime(Process::CLOCK_MONOTONIC) + wall }
+    clock.instance_variable_set(:@wall_offset, 0.0)
+    start = clock.now
+
+    wall = -3600.0 # set back by an hour …
+    assert_in_delta(0, clock.now - start, 1)
+    wall += 20 # … and then the host slept
+    assert_in_delta(20, clock.now - start, 1)
+    wall -= 7200
+    assert_in_delta(20, clock.now - start, 1)
+    wall += 40
+    assert_in_delta(60, clock.now - start, 1)
+  end
+
   def test_timers_run_in_the_order_of_their_moments_and_then_of_their_asking
     clock = Volcano::SystemClock.new
     fired = Queue.new

@@ -45,6 +45,25 @@ class TestRenewal < VolcanoTest
     assert_equal([130.0, 30], trust(30).sent(120.0, 60).then { |longer| [longer.deadline, longer.ttl] })
   end
 
+  # Or a lost answer of that direct call would leave no renewal before the stop time.
+  def test_a_shorter_ttl_that_crosses_brings_the_next_renewal_forward
+    held = holding
+    held.sent(105.0, 6)
+
+    assert_equal(107.0, held.schedule.due_at)
+    assert_equal(110.0, held.trust.stop_at)
+    held.sent(106.0, 6)
+    held.sent(106.0, 60)
+    assert_equal(107.0, held.schedule.due_at)
+  end
+
+  def test_a_shorter_ttl_never_puts_a_renewal_back
+    held = holding
+    held.sent(109.9, 29)
+
+    assert_equal(110.0, held.schedule.due_at)
+  end
+
   def test_nothing_is_trusted_past_the_hard_deadline
     day70 = trust(7_776_000).answered(grant(sent_at: 100.0 + 70 * 86_400))
 

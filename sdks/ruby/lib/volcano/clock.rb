@@ -17,6 +17,8 @@ module Volcano
     LOOK_SECONDS = 0.5
     # How long it stays when there is nothing to wait for.
     LINGER_SECONDS = 1.0
+    # From so many seconds on the wall clock was set back; less is what passes between two readings.
+    STEP_BACK_SECONDS = 1.0
 
     # One action at one moment. `cancel` is no promise for one whose moment has come.
     class Timer
@@ -47,6 +49,7 @@ module Volcano
       @boot_time = boot_time
       @behind = 0.0
       @wall_offset = wall - monotonic
+      @reading = Mutex.new
       @mutex = Mutex.new
       @changed = ConditionVariable.new
       @timers = [] # [Timer, …] sorted by rank
@@ -58,9 +61,16 @@ module Volcano
     def now
       return Process.clock_gettime(Process::CLOCK_BOOTTIME) if @boot_time
 
-      monotonic = self.monotonic
-      @behind = [@behind, wall - monotonic - @wall_offset].max
-      monotonic + @behind
+      @reading.synchronize do
+        monotonic = self.monotonic
+        missed = wall - monotonic - @wall_offset
+        if missed > @behind
+          @behind = missed
+        elsif missed < @behind - STEP_BACK_SECONDS
+          @wall_offset -= @behind - missed # or the step back would hide the next suspend
+        end
+        monotonic + @behind
+      end
     end
 
     # Is it that late?

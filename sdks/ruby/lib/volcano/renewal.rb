@@ -88,6 +88,10 @@ module Volcano
         freeze
       end
 
+      def not_after(moment)
+        self.class.new(due_at: [due_at, moment].min, failures: failures, is_last: is_last)
+      end
+
       def after_failure(trust, sent_at:, now:, jitter:, retry_after: nil)
         return self.class.new(due_at: Float::INFINITY, failures: failures + 1, is_last: true) if is_last
 
@@ -158,9 +162,14 @@ module Volcano
         Operations::Try.new(request: request, timeout: Renewal.try_timeout(@trust.stop_at - now, client_timeout))
       end
 
-      # A request of this lease went out, also one of a direct call with the same token.
+      # A request of this lease went out, also one of a direct call with the same token. One with a shorter TTL
+      # brings the next renewal forward, in case its answer is lost.
       def sent(at, ttl)
+        longer = @trust.ttl
         @trust = @trust.sent(at, ttl)
+        return unless @trust.ttl < longer
+
+        @schedule = @schedule.not_after(at + Renewal.renewal_delay(@trust.ttl, @trust.stop_at - at, 0.0))
       end
 
       # What became of a renewal try.
