@@ -300,8 +300,8 @@ async def test_a_store_that_answers_too_few_leaves_nobody_waiting(
         *start(queue, read("a"), read("b")), return_exceptions=True
     )
 
-    assert first == Free()
-    assert isinstance(second, ValueError)
+    assert isinstance(first, RuntimeError)  # whose answer was it?
+    assert isinstance(second, RuntimeError)
 
 
 async def test_too_many_waiting_are_refused_at_once_and_the_others_served(
@@ -551,7 +551,7 @@ async def test_a_batch_whose_callers_have_all_gone_leaves_nothing_behind(
     await settle()
 
     assert reported == []
-    assert queue._rounds is None
+    assert not queue._jobs
 
 
 async def test_closing_finishes_what_was_accepted_and_refuses_what_comes(
@@ -604,7 +604,7 @@ async def test_many_clients_at_once_over_sqlite_never_share_a_lock(tmp_path: Pat
 
     async def client(name: str) -> None:
         nonlocal holder
-        for _ in range(30):
+        for _ in range(60):
             answer = await queue.submit(Acquire(NIGHTLY, name, 30))
             if isinstance(answer, Granted):
                 assert holder is None

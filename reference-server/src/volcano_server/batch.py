@@ -6,6 +6,8 @@
 
 What arrives while a round runs is the next round, in its order of arrival.  So a read waits for the
 commit that is running and for no other, and one commit serves all who came during the one before.
+Where many wait, a round begins before the answers of the last one go out, so that the store works
+while they are written; where few do, after that, because more will have come.
 
 Nothing is decided later than `patience` after its arrival, because by then its caller has given up:
 a request that still waits is taken out; a batch that runs belongs to whoever takes its claim first,
@@ -26,21 +28,30 @@ from volcano_server.stores.store import Store, StoreUnavailableError
 PATIENCE = 5.0
 LARGEST_BATCH = 1_000
 MOST_WAITING = 10_000
+_MANY = 16
+"""Enough for a round: what it costs by itself is little beside what its requests cost."""
 
 C = TypeVar("C", bound=Command)
 
 
 @dataclass(slots=True, eq=False)
 class _Request(Generic[C]):
-    """`due`: the time of the loop at which its caller has waited long enough."""
+    """`due`: the time of the loop at which its caller has waited long enough.
+
+    `follows`: it shares the batch of the one before it.
+    """
 
     command: C
     due: float
     answer: asyncio.Future[Answer]
+    follows: bool = False
+
+    def fail(self, error: Exception) -> None:
+        if not self.answer.done():  # given up, or its caller is gone
+            self.answer.set_exception(error)
 
     def refuse(self, why: str) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(StoreUnavailableError(why))
+        self.fail(StoreUnavailableError(why))
 
 
 class _Claim:
@@ -72,7 +83,10 @@ class BatchQueue:
         self._most_waiting = most_waiting
         self._reads: deque[_Request[Read]] = deque()
         self._writes: deque[_Request[Write]] = deque()
-        self._rounds: asyncio.Task[None] | None = None  # None: nothing waits, nothing runs
+        self._jobs: set[asyncio.Task[None]] = set()  # of this round, with the store
+        self._beginning: asyncio.Handle | None = (
+            None  # a round that begins in this turn of the loop
+        )
         self._reading: Sequence[_Request[Read]] = ()  # what the store has at the moment
         self._writing: Sequence[_Request[Write]] = ()
         self._claim = _Claim()
@@ -84,10 +98,7 @@ class BatchQueue:
 
         The command of a caller who is cancelled meanwhile is applied or not, as it happens.
         """
-        if self._closed:
-            raise StoreUnavailableError("The server is stopping.")
-        if len(self._reads) + len(self._writes) >= self._most_waiting:
-            raise StoreUnavailableError(f"{self._most_waiting} requests are waiting already.")
+        self._make_sure_of_room(1)
         loop = asyncio.get_running_loop()
         due = loop.time() + self._patience
         answer: asyncio.Future[Answer] = loop.create_future()
@@ -95,39 +106,90 @@ class BatchQueue:
             self._reads.append(_Request(command, due, answer))
         else:
             self._writes.append(_Request(command, due, answer))
-        if self._rounds is None:
-            self._rounds = loop.create_task(self._run())
-        if self._timer is None:
-            self._timer = loop.call_at(due, self._give_up)
+        self._see_to_it(due)
         return answer
+
+    def submit_all(self, commands: Sequence[Write]) -> Awaitable[list[Answer]]:
+        """The answers to commands that are decided in their order and in one batch.
+
+        All of them or none is acknowledged.  Raises StoreUnavailableError as `submit` does.
+        """
+        self._make_sure_of_room(len(commands))
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self._patience
+        requests = [_Request(each, due, loop.create_future(), follows=True) for each in commands]
+        requests[0].follows = False
+        self._writes.extend(requests)
+        self._see_to_it(due)
+        return asyncio.gather(*(request.answer for request in requests))
+
+    def _make_sure_of_room(self, newcomers: int) -> None:
+        if self._closed:
+            raise StoreUnavailableError("The server is stopping.")
+        if len(self._reads) + len(self._writes) + newcomers > self._most_waiting:
+            raise StoreUnavailableError(f"{self._most_waiting} requests are waiting already.")
+
+    def _see_to_it(self, due: float) -> None:
+        """After something came: a round will begin, and the timer runs."""
+        if not self._jobs:
+            self._begin_soon()
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(due, self._give_up)
 
     async def close(self) -> None:
         """Refuse what comes, finish what was accepted."""
         self._closed = True
-        if self._rounds is not None:
-            await asyncio.wait([self._rounds])
+        if self._beginning is not None:
+            self._begin()
+        while self._jobs:
+            await asyncio.wait(self._jobs)
         if self._timer is not None:
             self._timer.cancel()
 
-    async def _run(self) -> None:
-        """Rounds, until nothing waits."""
-        while self._reads or self._writes:
-            # Where the loop was stuck, its timers have their turn only after this.
-            self._refuse_waiting(asyncio.get_running_loop().time())
-            self._reading = _take(self._reads, len(self._reads))
-            self._writing = _take(self._writes, self._largest_batch)
+    def _begin_soon(self) -> None:
+        """What else arrives in this turn of the loop shares the round."""
+        if self._beginning is None:
+            self._beginning = asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        """One round, if anything waits."""
+        if self._beginning is not None:
+            self._beginning.cancel()
+            self._beginning = None
+        # Where the loop was stuck, its timers have their turn only after this.
+        self._refuse_waiting(asyncio.get_running_loop().time())
+        self._reading = _take(self._reads, len(self._reads))
+        self._writing = _take(self._writes, self._largest_batch)
+        if self._reading:
+            job = self._store.read([request.command for request in self._reading])
+            self._hand_over(self._reading, job)
+        if self._writing:
             self._claim = claim = _Claim()
-            jobs = []
-            if self._reading:
-                job = self._store.read([request.command for request in self._reading])
-                jobs.append(asyncio.ensure_future(_answer(self._reading, job)))
-            if self._writing:
-                job = self._store.apply([request.command for request in self._writing], claim.take)
-                jobs.append(asyncio.ensure_future(_answer(self._writing, job)))
-            if jobs:
-                await asyncio.wait(jobs)
-        self._reading, self._writing = (), ()
-        self._rounds = None
+            job = self._store.apply([request.command for request in self._writing], claim.take)
+            self._hand_over(self._writing, job)
+
+    def _hand_over(self, requests: Sequence[_Request[C]], job: Awaitable[list[Answer]]) -> None:
+        self._jobs.add(asyncio.get_running_loop().create_task(self._do(requests, job)))
+
+    async def _do(self, requests: Sequence[_Request[C]], job: Awaitable[list[Answer]]) -> None:
+        outcome: Sequence[Answer] | Exception
+        try:
+            outcome = await job
+            if len(outcome) != len(requests):
+                outcome = RuntimeError(f"{len(outcome)} answers for {len(requests)} commands")
+        except Exception as error:  # noqa: BLE001 - a fault of ours must leave nobody waiting for ever
+            outcome = error
+        task = asyncio.current_task()
+        assert task is not None
+        self._jobs.discard(task)
+        if self._jobs:
+            _answer(requests, outcome)
+        elif len(self._reads) + len(self._writes) >= _MANY:
+            self._begin()
+            _answer(requests, outcome)
+        else:
+            _answer(requests, outcome)
+            self._begin_soon()
 
     def _give_up(self) -> None:
         """Refuse all whose time is over; set the timer for the oldest of the others."""
@@ -155,19 +217,21 @@ class BatchQueue:
 
 
 def _take(waiting: deque[_Request[C]], most: int) -> Sequence[_Request[C]]:
-    return [waiting.popleft() for _ in range(min(most, len(waiting)))]
+    """The oldest `most`, and the rest of what the last of them belongs to."""
+    taken = [waiting.popleft() for _ in range(min(most, len(waiting)))]
+    while waiting and waiting[0].follows:
+        taken.append(waiting.popleft())
+    return taken
 
 
-async def _answer(requests: Sequence[_Request[C]], job: Awaitable[list[Answer]]) -> None:
-    try:
-        answers = await job
-        for request, answer in zip(requests, answers, strict=True):
-            if not request.answer.done():  # given up, or its caller is gone
-                request.answer.set_result(answer)
-    except StoreUnavailableError as error:
+def _answer(requests: Sequence[_Request[C]], outcome: Sequence[Answer] | Exception) -> None:
+    if isinstance(outcome, StoreUnavailableError):
         for request in requests:
-            request.refuse(str(error))
-    except Exception as error:  # noqa: BLE001 - a fault of ours must leave nobody waiting for ever
+            request.refuse(str(outcome))
+    elif isinstance(outcome, Exception):
         for request in requests:
+            request.fail(outcome)
+    else:
+        for request, answer in zip(requests, outcome, strict=True):
             if not request.answer.done():
-                request.answer.set_exception(error)
+                request.answer.set_result(answer)

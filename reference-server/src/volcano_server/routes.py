@@ -2,6 +2,7 @@
 
     POST PATCH DELETE   /locks/{key}/lease      acquire, renew, release
     GET DELETE          /locks/{key}            read, force release
+    PATCH               /lock-leases            renew many
     GET                 /healthz /readyz /metrics /openapi.json
     GET POST            /_test/clock            development servers only
     POST                /_test/reset
@@ -35,7 +36,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from volcano_server import wire
-from volcano_server.lease import Free, Granted, Held, Released
+from volcano_server.lease import Answer, Free, Granted, Held, Released
 from volcano_server.logs import Log
 from volcano_server.problems import (
     INTERNAL_ERROR,
@@ -66,6 +67,7 @@ _LEASE_METHODS = {
     "DELETE": Operation.RELEASE,
 }
 _KEY_METHODS = {"GET": Operation.READ, "DELETE": Operation.FORCE_RELEASE}
+_MANY_METHODS = {"PATCH": Operation.RENEW_MANY}
 
 _Target = tuple[bytes, Mapping[str, Operation]]
 """The raw path segment of a key, and the operations there by method."""
@@ -85,7 +87,7 @@ class LockRoutes:
             return None
         path = _raw_path(scope)
         if not path.startswith(b"/locks/"):
-            return None
+            return (b"", _MANY_METHODS) if path == b"/lock-leases" else None
         rest = whole = path[7:]
         if scope["query_string"]:
             # These routes take no query: a ? is one that somebody forgot to encode, and makes the
@@ -110,7 +112,12 @@ class LockRoutes:
             return
         started = perf_counter()
         headers = dict(scope["headers"])
-        body = _Body(headers, receive, self._service.settings.body_patience)
+        body = _Body(
+            headers,
+            receive,
+            self._service.settings.body_patience,
+            wire.MANY_BODY_LIMIT if operation is Operation.RENEW_MANY else wire.BODY_LIMIT,
+        )
         request = LockRequest(
             operation,
             key_segment,
@@ -135,18 +142,23 @@ class LockRoutes:
 
     def _observe(self, request: LockRequest, outcome: Outcome, status: int, seconds: float) -> None:
         answer = outcome.answer
-        name = answer.code if isinstance(answer, Problem) else _OUTCOMES[type(answer)]
+        name = _outcome_name(answer)
         self._metrics.count(request.operation, name, seconds)
+        leases: Counter[str] = Counter()
+        if isinstance(answer, wire.Together):
+            leases.update(map(_outcome_name, answer.answers))
+            self._metrics.count_leases(leases)
         if status >= 500 or self._service.settings.log_requests:
             self._log.request(
                 failed=status >= 500,
                 request_id=_shown_request_id(request),
                 operation=request.operation.value,
                 project=outcome.caller.project if outcome.caller else None,
-                key=_printable_segment(request.key_segment),
+                key=_printable_segment(request.key_segment) or None,
                 outcome=name,
                 status=status,
                 duration_ms=round(seconds * 1000, 3),
+                **({"leases": dict(leases)} if leases else {}),
                 **({"reason": outcome.reason} if outcome.reason else {}),
             )
 
@@ -156,7 +168,12 @@ _OUTCOMES: Mapping[type, str] = {
     Released: "released",
     Held: "held",
     Free: "free",
+    wire.Together: "answered",
 }
+
+
+def _outcome_name(answer: Answer | wire.Together) -> str:
+    return answer.code if isinstance(answer, Problem) else _OUTCOMES[type(answer)]
 
 
 def _reply(request: LockRequest, outcome: Outcome) -> wire.Reply:
@@ -182,16 +199,19 @@ class _ClientGoneError(Exception):
 class _Body:
     """A request's body, read when it is wanted.  `unread`: the sender is still at it."""
 
-    __slots__ = ("_headers", "_patience", "_receive", "unread")
+    __slots__ = ("_headers", "_limit", "_patience", "_receive", "unread")
 
-    def __init__(self, headers: Mapping[bytes, bytes], receive: Receive, patience: float) -> None:
+    def __init__(
+        self, headers: Mapping[bytes, bytes], receive: Receive, patience: float, limit: int
+    ) -> None:
         self._headers = headers
         self._receive = receive
         self._patience = patience
+        self._limit = limit
         self.unread = False
 
     async def read(self) -> bytes:
-        """At most `wire.BODY_LIMIT` bytes.  Raises BodyTooLargeError, BodyTooSlowError."""
+        """At most `limit` bytes.  Raises BodyTooLargeError, BodyTooSlowError."""
         if not self._headers.get(b"content-length", b"").strip(b"0") and (
             b"transfer-encoding" not in self._headers
         ):
@@ -217,15 +237,15 @@ class _Body:
                 raise _ClientGoneError
             chunk: bytes = message.get("body", b"")
             size += len(chunk)
-            if size <= wire.BODY_LIMIT:
+            if size <= self._limit:
                 body += chunk
             if not message.get("more_body", False):
                 self.unread = False
                 break
             if size > _DRAINED:
                 break
-        if size > wire.BODY_LIMIT:
-            raise BodyTooLargeError
+        if size > self._limit:
+            raise BodyTooLargeError(self._limit)
         return body
 
 
@@ -320,12 +340,16 @@ class Metrics(Collector):
         # By the first bucket that holds them, the slower rest last: {ACQUIRE: [12, 4, 1, 0, ...]}
         self._buckets = {each: [0] * (len(_BUCKETS) + 1) for each in Operation}
         self._seconds = dict.fromkeys(Operation, 0.0)
+        self._leases: Counter[str] = Counter()  # {"granted": 800, "lock_ownership_lost": 1}
 
     def count(self, operation: Operation, outcome: str, seconds: float) -> None:
         answered = self._answered
         answered[operation, outcome] = answered.get((operation, outcome), 0) + 1
         self._buckets[operation][bisect_left(_BUCKETS, seconds)] += 1
         self._seconds[operation] += seconds
+
+    def count_leases(self, by_outcome: Counter[str]) -> None:
+        self._leases.update(by_outcome)
 
     def collect(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
@@ -334,6 +358,14 @@ class Metrics(Collector):
         for (operation, outcome), number in self._answered.items():
             requests.add_metric((operation.value, outcome), number)
         yield requests
+        leases = CounterMetricFamily(
+            "volcano_lock_renew_many_leases",
+            "Leases in requests to renew many, by what became of each",
+            labels=("outcome",),
+        )
+        for outcome, number in self._leases.items():
+            leases.add_metric((outcome,), number)
+        yield leases
         seconds = HistogramMetricFamily(
             "volcano_lock_request_seconds",
             "Time from a lock request's head to its answer",

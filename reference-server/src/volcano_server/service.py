@@ -1,4 +1,4 @@
-"""The five operations for one request: credentials, quota, validation, then the batch queue.
+"""The operations for one request: credentials, quota, validation, then the batch queue.
 
     LockRequest --> 401 403 --> 429 --> 400 413 --> the lease rules --> Outcome
 
@@ -49,10 +49,13 @@ class Operation(StrEnum):
     RELEASE = "release"
     READ = "read"
     FORCE_RELEASE = "force_release"
+    RENEW_MANY = "renew_many"
 
 
 class BodyTooLargeError(Exception):
-    pass
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self.limit = limit
 
 
 class BodyTooSlowError(Exception):
@@ -64,7 +67,7 @@ class LockRequest:
     """What HTTP brought, unchecked.  Header values are None where the header is missing."""
 
     operation: Operation
-    key_segment: bytes
+    key_segment: bytes  # empty where the keys are in the body
     authorization: bytes | None
     lock_token: bytes | None
     request_id: bytes | None
@@ -80,7 +83,7 @@ class Outcome(NamedTuple):
     `reason` is for the operator alone.
     """
 
-    answer: Answer
+    answer: Answer | wire.Together
     caller: Caller | None = None
     spent: Spent | None = None
     reason: str | None = None
@@ -105,7 +108,7 @@ class LockService:
             return Outcome(caller)
         spent = None
         if caller.quota:
-            spent = self._quota.spend(caller.project, limit=caller.quota, now=self._clock.wall())
+            spent = self._spend(caller)
             if not spent.allowed:
                 refusal = rate_limited(caller.quota, retry_after=spent.retry_after)
                 return Outcome(refusal, caller, spent)
@@ -114,18 +117,45 @@ class LockService:
     async def _decide(self, request: LockRequest, caller: Caller, spent: Spent | None) -> Outcome:
         """The request itself: 400, 413, then the lease rules."""
         try:
+            if request.operation is Operation.RENEW_MANY:
+                return await self._renew_many(request, caller, spent)
             command = await _command(request, caller.project)
             if self._touched is not None:
                 self._touched.add(command.slot_key)
             return Outcome(await self._queue.submit(command), caller, spent)
         except wire.InvalidRequestError as error:
             return Outcome(invalid_request(str(error)), caller, spent)
-        except BodyTooLargeError:
-            return Outcome(payload_too_large(wire.BODY_LIMIT), caller, spent)
+        except BodyTooLargeError as error:
+            return Outcome(payload_too_large(error.limit), caller, spent)
         except BodyTooSlowError:
             return Outcome(BODY_TOO_SLOW, caller, spent, reason="the body did not arrive in time")
         except StoreUnavailableError as error:
             return Outcome(STORE_UNAVAILABLE, caller, spent, reason=str(error))
+
+    async def _renew_many(
+        self, request: LockRequest, caller: Caller, spent: Spent | None
+    ) -> Outcome:
+        """Each lease is one operation.  The first was counted as the request."""
+        renewals = await _renewals(request, caller.project)
+        allowed = len(renewals)
+        if spent is not None:
+            spent = self._spend(caller, len(renewals) - 1)
+            allowed = 1 + spent.allowed
+        if self._touched is not None:
+            self._touched.update(renewal.slot_key for renewal in renewals[:allowed])
+        try:
+            answers = await self._queue.submit_all(renewals[:allowed])
+        except StoreUnavailableError as error:
+            return Outcome(STORE_UNAVAILABLE, caller, spent, reason=str(error))
+        if spent is not None and allowed < len(renewals):
+            refusal = rate_limited(caller.quota, retry_after=spent.retry_after)
+            answers += [refusal] * (len(renewals) - allowed)
+        keys = [renewal.slot_key.key for renewal in renewals]
+        return Outcome(wire.Together(keys, answers), caller, spent)
+
+    def _spend(self, caller: Caller, operations: int = 1) -> Spent:
+        now = self._clock.wall()
+        return self._quota.spend(caller.project, operations, limit=caller.quota, now=now)
 
     def admit(self, authorization: bytes | None) -> Caller | Problem:
         """The caller, if it may manage locks."""
@@ -172,8 +202,7 @@ class LockService:
 
 async def _command(request: LockRequest, project: str) -> Command:
     """Raises InvalidRequestError, BodyTooLargeError, BodyTooSlowError."""
-    if request.repeated is not None:
-        raise wire.InvalidRequestError(f"{request.repeated}: the header came twice; send it once.")
+    _refuse_repeated(request)
     slot_key = SlotKey(project, wire.parse_key(request.key_segment))
     wire.parse_request_id(request.request_id)
     operation = request.operation
@@ -189,3 +218,18 @@ async def _command(request: LockRequest, project: str) -> Command:
         return Release(slot_key, token)
     await request.read_body()
     return Read(slot_key) if operation is Operation.READ else ForceRelease(slot_key)
+
+
+async def _renewals(request: LockRequest, project: str) -> list[Renew]:
+    """Raises InvalidRequestError, BodyTooLargeError, BodyTooSlowError."""
+    _refuse_repeated(request)
+    wire.parse_request_id(request.request_id)
+    return [
+        Renew(SlotKey(project, each.key), each.token.lower(), each.ttl_seconds)
+        for each in wire.parse_renewals(await request.read_body())
+    ]
+
+
+def _refuse_repeated(request: LockRequest) -> None:
+    if request.repeated is not None:
+        raise wire.InvalidRequestError(f"{request.repeated}: the header came twice; send it once.")
