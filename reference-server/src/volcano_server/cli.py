@@ -366,6 +366,8 @@ def _run(
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
+        # The store's thread asks a busy loop for the interpreter a few times a batch; 5 ms is long.
+        sys.setswitchinterval(0.0005)
         ready()
 
     try:
