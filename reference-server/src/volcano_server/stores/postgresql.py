@@ -53,10 +53,10 @@ Connection = psycopg.AsyncConnection[Any]
 Cursor = psycopg.AsyncRawCursor[Any]
 
 # Seconds.  A request waits for the rest of one job at most and then for its own: 5 in all.
-_JOB = 2.5
-_STATEMENT = 2.25
-_LOCK = 2.0
-_IDLE = 1.5
+_JOB = 2.25
+_STATEMENT = 2.0
+_LOCK = 1.75
+_IDLE = 1.25
 _CANCEL = 0.25  # for a server to heed a cancellation, before the connection is cut
 _TRIES = 10
 _CLOCK_STEP = SECOND // 2
@@ -81,8 +81,6 @@ _SET = (
     "nullif(current_setting('synchronous_commit'), 'off'), 'on'), true)"
 ).encode()
 _NOT_DURABLE = b"SET LOCAL synchronous_commit = off"
-# A commit that waits for a standby must not be told to stop waiting and succeed all the same.
-_NO_TIMEOUT = b"SET LOCAL statement_timeout = 0"
 _COMMIT = b"COMMIT"
 _ROLLBACK = b"ROLLBACK"
 _CLOCK = b"""
@@ -437,7 +435,6 @@ async def _write(
                 await _execute(link, _INSERT, *_columns(new_rows, 7))
             if rows:
                 await _execute(link, _UPDATE, *_columns(rows, 7))
-            await _execute(link, _NO_TIMEOUT)
             await _execute(link, _COMMIT)
     except (*_AGAIN, errors.ReadOnlySqlTransaction):
         raise
@@ -446,7 +443,8 @@ async def _write(
     finally:
         link.remove_notice_handler(listen)
     if warnings:
-        # "canceling the wait for synchronous replication": committed here and maybe nowhere else.
+        # The commit waited for a standby until its timeout or our cancellation: "canceling wait for
+        # synchronous replication".  It succeeds all the same, here and maybe nowhere else.
         raise UnknownOutcomeError(f"PostgreSQL: {' '.join(warnings)}")
 
 
