@@ -126,6 +126,73 @@ def test_a_store_that_cannot_answer_is_503_and_recovers() -> None:
     assert reasons == ["disk full at /secret/path"] * 3
 
 
+def renewals(*keys: str) -> dict[str, Any]:
+    return {"leases": [{"key": key, "token": REQUEST_ID, "ttl_seconds": 60} for key in keys]}
+
+
+def test_many_renewals_that_the_store_cannot_take_are_503_as_a_whole() -> None:
+    """Nothing was acknowledged; each of them was counted, and the answer says so."""
+    access = Access({KEY: Caller("shop", "key_1", quota=10)})
+    store = TroubledStore(ManualClock())
+    world = World(store, access)
+
+    async def scene(http: httpx.AsyncClient) -> None:
+        mine = {**headers(), "X-Volcano-Lock-Token": REQUEST_ID}
+        await http.post("/locks/a/lease", json={"ttl_seconds": 30}, headers=mine)
+        before = (await http.get("/locks/a", headers=mine)).json()
+        store.error = StoreUnavailableError("disk full")
+        answer = await http.patch("/lock-leases", json=renewals("a", "b", "a"), headers=mine)
+        store.error = None
+        after = (await http.get("/locks/a", headers=mine)).json()
+
+        assert answer.status_code == 503
+        assert answer.json()["code"] == "lock_service_unavailable"
+        assert answer.headers["retry-after"] == "1"
+        assert answer.headers["x-ratelimit-remaining"] == "5"
+        assert after == before
+
+    world.play(scene)
+
+    assert [line["reason"] for line in world.logged()] == ["disk full"]
+
+
+def test_many_renewals_of_another_project_meet_no_lease_of_this_one() -> None:
+    access = Access({KEY: Caller("shop", "key_1"), "sk-bank": Caller("bank", "key_2")})
+    world = World(access=access)
+
+    async def scene(http: httpx.AsyncClient) -> None:
+        mine = {**headers(), "X-Volcano-Lock-Token": REQUEST_ID}
+        await http.post("/locks/a/lease", json={"ttl_seconds": 30}, headers=mine)
+        answer = await http.patch("/lock-leases", json=renewals("a"), headers=headers("sk-bank"))
+        assert [each["code"] for each in answer.json()["leases"]] == ["lock_ownership_lost"]
+
+    world.play(scene)
+
+
+def test_the_log_and_the_metrics_say_what_became_of_many_renewals() -> None:
+    world = World(log_requests=True)
+
+    async def scene(http: httpx.AsyncClient) -> None:
+        mine = {**headers(), "X-Volcano-Lock-Token": REQUEST_ID}
+        await http.post("/locks/a/lease", json={"ttl_seconds": 30}, headers=mine)
+        token = {**headers(), "X-Volcano-Request-Id": str(uuid.uuid4())}
+        await http.patch("/lock-leases", json=renewals("a", "b", "a"), headers=token)
+        text = (await http.get("/metrics")).text.splitlines()
+        for line in (
+            'volcano_lock_requests_total{operation="renew_many",outcome="answered"} 1.0',
+            'volcano_lock_renew_many_leases_total{outcome="granted"} 2.0',
+            'volcano_lock_renew_many_leases_total{outcome="lock_ownership_lost"} 1.0',
+        ):
+            assert line in text
+
+    world.play(scene)
+
+    line = world.logged()[-1]
+    assert (line["operation"], line["key"], line["outcome"]) == ("renew_many", None, "answered")
+    assert line["leases"] == {"granted": 2, "lock_ownership_lost": 1}
+    assert REQUEST_ID not in json.dumps(line)
+
+
 def test_every_counted_answer_says_what_is_left_of_the_quota() -> None:
     store = TroubledStore(ManualClock())
     world = World(store, Access({KEY: Caller("shop", "key_1", quota=9)}), body_patience=0.01)
@@ -460,6 +527,20 @@ def test_the_test_reset_frees_every_key_and_forgets_the_quota() -> None:
         assert (reset.status_code, reset.content) == (204, b"")
         assert [each.status_code for each in after] == [201, 201]
         assert after[0].json()["fencing_token"] > before[0].json()["fencing_token"]
+
+    world.play(scene)
+
+
+def test_the_test_reset_frees_what_many_renewals_named() -> None:
+    world = World(test_controls=True)
+
+    async def scene(http: httpx.AsyncClient) -> None:
+        mine = {**headers(), "X-Volcano-Lock-Token": REQUEST_ID}
+        await http.post("/locks/a/lease", json={"ttl_seconds": 30}, headers=mine)
+        answer = await http.patch("/lock-leases", json=renewals("a", "b"), headers=mine)
+        assert answer.status_code == 200
+        assert (await http.post("/_test/reset", headers=mine)).status_code == 204
+        assert (await http.get("/locks/a", headers=mine)).json() == {"held": False}
 
     world.play(scene)
 

@@ -24,9 +24,11 @@ from volcano_server.lease import (
     Read,
     Release,
     Released,
+    Renew,
     SlotKey,
     Write,
 )
+from volcano_server.problems import LOCK_OWNERSHIP_LOST
 from volcano_server.stores.memory import MemoryStore
 from volcano_server.stores.sqlite import SqliteStore
 from volcano_server.stores.store import StoreUnavailableError
@@ -149,6 +151,10 @@ def read(key: str) -> Read:
     return Read(SlotKey("shop", key))
 
 
+async def await_all(answers: Awaitable[list[Answer]]) -> list[Answer]:
+    return await answers
+
+
 async def refusal(answer: Awaitable[Answer]) -> str:
     with pytest.raises(StoreUnavailableError) as caught:
         await answer
@@ -209,6 +215,112 @@ async def test_a_batch_has_its_limit_and_the_rest_is_the_next_one(store: HeldSto
     assert sizes == [["a", "b"], ["c", "d"], ["e"]]
     await asyncio.gather(*answers)
     await queue.close()
+
+
+async def test_commands_that_belong_together_share_a_batch_over_its_limit(
+    store: HeldStore,
+) -> None:
+    """In their order, behind what came before them and before what came after."""
+    queue = BatchQueue(store, largest_batch=2)
+    first = start(queue, acquire("a"))
+    together = asyncio.ensure_future(queue.submit_all([acquire(key) for key in "bcd"]))
+    last = start(queue, acquire("e"))
+
+    batches = []
+    for _ in range(2):
+        job = await store.next_job()
+        batches.append(keys(job))
+        job.proceed()
+
+    assert batches == [["a", "b", "c", "d"], ["e"]]
+    assert all(isinstance(answer, Granted) for answer in await together)
+    await asyncio.gather(*first, *last)
+    await queue.close()
+
+
+async def test_the_answers_to_commands_that_belong_together_are_in_their_order(
+    queue: BatchQueue, store: HeldStore
+) -> None:
+    """One that is refused does not hurt the others, and a key that repeats is decided anew."""
+    alice = Acquire(NIGHTLY, "alice", 30)
+    together = asyncio.ensure_future(
+        queue.submit_all(
+            [
+                alice,
+                Renew(NIGHTLY, "bob", 60),
+                Renew(NIGHTLY, "alice", 9),
+                Release(NIGHTLY, "alice"),
+            ]
+        )
+    )
+    (await store.next_job()).proceed()
+
+    granted, refused, renewed, released = await together
+
+    assert isinstance(granted, Granted)
+    assert refused == LOCK_OWNERSHIP_LOST
+    assert isinstance(renewed, Granted)
+    assert (granted.expires_in, renewed.expires_in) == (30_000_000, 9_000_000)
+    assert released == Released()
+
+
+async def test_commands_that_belong_together_are_refused_together(
+    queue: BatchQueue, store: HeldStore
+) -> None:
+    """Also those that do not fit any more: none of them is queued."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue, "_most_waiting", 2)
+        with pytest.raises(StoreUnavailableError, match="2 requests are waiting already"):
+            await queue.submit_all([acquire(key) for key in "abc"])
+    together = queue.submit_all([acquire(key) for key in "ab"])
+    job = await store.next_job()
+    job.fail(StoreUnavailableError("the disk is full"))
+
+    assert keys(job) == ["a", "b"]
+    with pytest.raises(StoreUnavailableError, match="the disk is full"):
+        await together
+
+
+async def test_commands_that_belong_together_are_overdue_together(
+    queue: BatchQueue, store: HeldStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start(queue, acquire("a"))
+    job = await store.next_job()
+    together = asyncio.ensure_future(queue.submit_all([acquire("b"), acquire("c")]))
+    await settle()
+    move_time(monkeypatch, 5.1)
+    queue._give_up()
+
+    with pytest.raises(StoreUnavailableError, match="Not decided within"):
+        await together
+    job.proceed()
+    await settle()
+    assert not store.jobs
+    await asyncio.gather(*first, return_exceptions=True)
+
+
+async def test_a_caller_of_many_that_goes_away_leaves_nothing_behind(
+    queue: BatchQueue, store: HeldStore
+) -> None:
+    """No complaint about answers that nobody took."""
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, each: reported.append(each))
+    for failure in (None, StoreUnavailableError("the disk is full"), ValueError("a fault")):
+        caller = asyncio.create_task(await_all(queue.submit_all([acquire("a"), acquire("b")])))
+        job = await store.next_job()
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        if failure is None:
+            job.proceed()
+        else:
+            job.fail(failure)
+        await settle()
+        del caller, job
+        gc.collect()
+        await settle()
+
+    assert reported == []
 
 
 async def test_reads_that_came_during_a_commit_are_one_job_before_the_next_commit(

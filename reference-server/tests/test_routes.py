@@ -474,6 +474,175 @@ def test_a_body_on_a_request_that_takes_none_is_not_looked_at(api: Api, key: str
     assert api("DELETE", f"/locks/{key}/lease", content=b"nonsense").status_code == 204
 
 
+# ---------------------------------------------------------------- many renewals in one request
+
+
+def renewal(api: Api, key: str, ttl: Any = 60, **members: Any) -> dict[str, Any]:
+    return {"key": key, "token": api.token, "ttl_seconds": ttl, **members}
+
+
+def renew_many(api: Api, *leases: Any, **options: Any) -> httpx.Response:
+    headers = {"X-Volcano-Lock-Token": None, **options.pop("headers", {})}
+    return api("PATCH", "/lock-leases", json={"leases": leases}, headers=headers, **options)
+
+
+def test_many_leases_are_renewed_in_one_request(api: Api, key: str) -> None:
+    granted = [api.acquire(f"{key}-{number}").json() for number in range(3)]
+
+    answer = renew_many(api, *(renewal(api, f"{key}-{number}", 40 + number) for number in range(3)))
+
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-volcano-request-id"] == REQUEST_ID
+    assert answer.json() == {
+        "leases": [
+            {
+                "key": f"{key}-{number}",
+                "expires_at": f"2027-01-15T08:00:{40 + number}.000Z",
+                "expires_in": 40 + number,
+                "fencing_token": each["fencing_token"],
+            }
+            for number, each in enumerate(granted)
+        ]
+    }
+    for number, each in enumerate(answer.json()["leases"]):
+        assert api.read(f"{key}-{number}").json()["expires_at"] == each["expires_at"]
+
+
+def test_a_lease_among_many_is_refused_alone(api: Api, key: str) -> None:
+    """Absent, another's, or fine; a token in capitals is the same token."""
+    api.acquire(key)
+    api.acquire(f"{key}-2", headers={"X-Volcano-Lock-Token": str(uuid.uuid4())})
+
+    answer = renew_many(
+        api,
+        renewal(api, f"{key}-1"),
+        renewal(api, f"{key}-2"),
+        renewal(api, key, token=api.token.upper()),
+    )
+
+    absent, another, fine = answer.json()["leases"]
+    assert (absent["key"], absent["code"]) == (f"{key}-1", "lock_ownership_lost")
+    assert (another["key"], another["code"]) == (f"{key}-2", "lock_ownership_lost")
+    assert set(absent) == {"key", "error", "code"}
+    assert (fine["key"], fine["expires_in"]) == (key, 60)
+    assert api.read(f"{key}-1").json() == {"held": False}
+
+
+def test_a_key_that_repeats_among_many_is_decided_in_order(api: Api, key: str) -> None:
+    """A renewal may shorten, and the last one counts."""
+    api.acquire(key)
+
+    answer = renew_many(api, renewal(api, key, 60), renewal(api, key, 5), renewal(api, key, 20))
+
+    assert [each["expires_in"] for each in answer.json()["leases"]] == [60, 5, 20]
+    assert api.read(key).json()["expires_at"] == "2027-01-15T08:00:20.000Z"
+
+
+def test_a_renewal_among_many_in_the_margin_is_refused() -> None:
+    with running_server() as server:
+        api = Api(server)
+        api.acquire("short", 10)
+        api.acquire("long", 11)
+        server.clock.advance(9)
+
+        short, long = renew_many(api, renewal(api, "short"), renewal(api, "long")).json()["leases"]
+
+        assert short["code"] == "lock_ownership_lost"
+        assert long["expires_in"] == 60
+        api.close()
+
+
+def test_one_wrong_lease_among_many_spoils_the_request(api: Api, key: str) -> None:
+    before = api.acquire(key).json()
+
+    answer = renew_many(api, renewal(api, key), renewal(api, "a/b"))
+
+    assert is_problem(answer, 400, "invalid_request")
+    assert answer.json()["error"].startswith('leases[1].key: got "a/b"')
+    assert api.token not in answer.text
+    assert api.read(key).json() == {"held": True, **before}
+
+
+def test_500_leases_are_renewed_and_501_are_not(api: Api, key: str) -> None:
+    api.acquire(key)
+    leases = [renewal(api, key, 5 + number) for number in range(501)]
+
+    assert is_problem(renew_many(api, *leases), 400, "invalid_request")
+    assert api.read(key).json()["expires_at"] == "2027-01-15T08:00:30.000Z"
+    answers = renew_many(api, *leases[:500]).json()["leases"]
+    assert [each["expires_in"] for each in answers] == list(range(5, 505))
+
+
+def test_a_request_for_many_has_a_larger_body(api: Api, key: str) -> None:
+    api.acquire(key)
+    body = json.dumps({"leases": [renewal(api, key)]}).encode()
+    body = body[:-1] + b" " * (128 * 1024 - len(body)) + b"}"
+
+    assert api("PATCH", "/lock-leases", content=body).status_code == 200
+    too_large = api("PATCH", "/lock-leases", content=body + b" ")
+
+    assert is_problem(too_large, 413, "payload_too_large")
+    assert "131072 bytes" in too_large.json()["error"]
+
+
+def test_a_request_for_many_goes_through_the_same_checks(api: Api, key: str) -> None:
+    lease = renewal(api, key)
+
+    for method in ("GET", "POST", "PUT", "DELETE"):
+        answer = api(method, "/lock-leases")
+        assert is_problem(answer, 405, "method_not_allowed")
+        assert answer.headers["allow"] == "PATCH"
+    for path in ("/lock-leases/", "/lock-leases/a", "/lock-lease", "/lock%2Dleases"):
+        assert is_problem(api("PATCH", path), 404, "not_found")
+    for credential, status in ((None, 401), (f"Bearer {UNKNOWN_KEY}", 401), (ANON_KEY, 401)):
+        refused = renew_many(api, "wrong", headers={"Authorization": credential})
+        assert refused.status_code == status
+    anon = renew_many(api, lease, headers={"Authorization": f"Bearer {ANON_KEY}"})
+    assert is_problem(anon, 403, "permission_denied")
+    no_id = renew_many(api, lease, headers={"X-Volcano-Request-Id": None})
+    assert is_problem(no_id, 400, "invalid_request")
+
+
+def test_each_lease_among_many_costs_one_operation(counted: Api, key: str) -> None:
+    """In their order: those beyond the quota are refused singly, and stay as they were."""
+    counted.acquire(key)
+
+    answer = renew_many(
+        counted, renewal(counted, key, 50), renewal(counted, "absent"), renewal(counted, key, 60)
+    )
+
+    first, absent, beyond = answer.json()["leases"]
+    assert first["expires_in"] == 50
+    assert absent["code"] == "lock_ownership_lost"
+    assert (beyond["code"], beyond["retry_after"]) == ("lock_rate_limited", 40)
+    assert answer.headers["x-ratelimit-limit"] == "3"
+    assert answer.headers["x-ratelimit-remaining"] == "0"
+    assert answer.headers["x-ratelimit-reset"] == "1800000060"
+    assert "retry-after" not in answer.headers
+    counted.server.clock.advance(40)
+    # 50 s from the renewal that was let through, 10 s of which are left: not 60, and not 30.
+    assert renew_many(counted, renewal(counted, key, 5)).json()["leases"][0]["expires_in"] == 5
+    assert counted.read(key).headers["x-ratelimit-remaining"] == "1"
+
+
+def test_where_no_lease_fits_the_quota_the_whole_request_is_429(counted: Api, key: str) -> None:
+    for _ in range(3):
+        counted.read(key)
+
+    answer = renew_many(counted, "not even valid")
+
+    assert is_problem(answer, 429, "lock_rate_limited")
+    assert answer.headers["retry-after"] == "40"
+
+
+def test_a_refused_request_for_many_costs_one(counted: Api, key: str) -> None:
+    answer = renew_many(counted, renewal(counted, key), renewal(counted, key), 5)
+
+    assert answer.status_code == 400
+    assert answer.headers["x-ratelimit-remaining"] == "2"
+
+
 # ---------------------------------------------------------------- below what an HTTP client sends
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from volcano_server import wire
 from volcano_server.lease import Free, Granted, Held, Released
-from volcano_server.problems import LOCK_HELD, PERMISSION_DENIED, rate_limited
+from volcano_server.problems import LOCK_HELD, PERMISSION_DENIED, Problem, rate_limited
 
 TABLES = Path(__file__).parents[2] / "conformance" / "tables"
 UUID = "0b7c1f2e-5A0f-4c55-9d1d-3c1f6f0f2a11"
@@ -314,3 +314,133 @@ def test_each_reply_has_headers_of_its_own() -> None:
     wire.reply(LOCK_HELD)[1].append((b"x", b"y"))
 
     assert (b"x", b"y") not in wire.reply(LOCK_HELD)[1]
+
+
+# ---------------------------------------------------------------- many renewals
+
+
+A_TOKEN = "0B7c1f2e-5a0f-4c55-9d1d-3c1f6f0f2a11"
+
+
+def renewal(**members: Any) -> dict[str, Any]:
+    return {"key": "nightly", "token": A_TOKEN, "ttl_seconds": 30, **members}
+
+
+def without(member: str) -> dict[str, Any]:
+    return {name: value for name, value in renewal().items() if name != member}
+
+
+def test_many_renewals_are_read_in_their_order_and_show_no_token() -> None:
+    leases = [renewal(key=f"k:{number}", ttl_seconds=5 + number) for number in range(500)]
+
+    found = wire.parse_renewals(json.dumps({"leases": leases}).encode())
+
+    assert [(each.key, each.ttl_seconds) for each in found] == [
+        (f"k:{number}", 5 + number) for number in range(500)
+    ]
+    assert {each.token for each in found} == {A_TOKEN}
+    assert A_TOKEN not in repr(found)
+
+
+def test_the_largest_valid_request_fits_its_limit() -> None:
+    leases = [renewal(key="k" * 128, ttl_seconds=7_776_000)] * wire.MOST_LEASES
+
+    assert len(json.dumps({"leases": leases}, indent=1)) < wire.MANY_BODY_LIMIT
+
+
+WRONG_MEMBERS = [
+    (5, "leases[1]: what came is not a JSON object;"),
+    ([A_TOKEN], "leases[1]: what came is not a JSON object;"),
+    (renewal(holder="x"), 'leases[1]: got the unknown member "holder";'),
+    (without("key"), "leases[1].key: the member is missing; a key is"),
+    (without("token"), "leases[1].token: the member is missing; send a UUID"),
+    (without("ttl_seconds"), "leases[1].ttl_seconds: the member is missing; send a JSON integer"),
+    (renewal(key="a/b"), 'leases[1].key: got "a/b"; a key is 1 to 128'),
+    (renewal(key="a\n"), 'leases[1].key: got "a\\n"; a key is 1 to 128'),
+    (renewal(key=""), 'leases[1].key: got ""; a key is 1 to 128'),
+    (renewal(key="é"), 'leases[1].key: got "\\u00e9"; a key is 1 to 128'),
+    (renewal(key="k" * 129), 'leases[1].key: got "kkkk'),
+    (renewal(key={"token": A_TOKEN}), "leases[1].key: what came is not a string; a key is"),
+    (renewal(key=None), "leases[1].key: what came is not a string; a key is"),
+    (renewal(token=A_TOKEN[:-1]), "leases[1].token: what came is not a UUID; send a UUID"),
+    (renewal(token=A_TOKEN + "\n"), "leases[1].token: what came is not a UUID; send a UUID"),
+    (renewal(token=None), "leases[1].token: what came is not a UUID; send a UUID"),
+    (renewal(ttl_seconds=4), "leases[1].ttl_seconds: got 4; send a JSON integer from 5 to"),
+    (renewal(ttl_seconds=7_776_001), "leases[1].ttl_seconds: got 7776001; send a JSON integer"),
+    (renewal(ttl_seconds=30.0), "leases[1].ttl_seconds: got 30.0; send a JSON integer"),
+    (renewal(ttl_seconds=True), "leases[1].ttl_seconds: got true; send a JSON integer"),
+    (renewal(ttl_seconds=None), "leases[1].ttl_seconds: got null; send a JSON integer"),
+    (renewal(ttl_seconds=A_TOKEN), "leases[1].ttl_seconds: what came is not a number; send"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "sentence"), WRONG_MEMBERS)
+def test_a_wrong_lease_among_many_is_named_by_its_position(wrong: Any, sentence: str) -> None:
+    body = json.dumps({"leases": [renewal(), wrong, renewal()]}).encode()
+
+    with pytest.raises(wire.InvalidRequestError) as caught:
+        wire.parse_renewals(body)
+
+    assert str(caught.value).startswith(sentence)
+    assert A_TOKEN[:-1] not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b"", "body: got an empty body; send"),
+        (b"{", "body: got 1 bytes that are not a JSON object; send"),
+        (b"[]", "body: got 2 bytes that are not a JSON object; send"),
+        (b"\xff", "body: got 1 bytes that are not a JSON object; send"),
+        (b"[" * 50_000, "body: got 50000 bytes that are not a JSON object; send"),
+        (b"{}", "leases: the member is missing; send"),
+        (b'{"leases":[]}', "leases: the array is empty; send"),
+        (b'{"leases":{}}', "leases: what came is not a JSON array; send"),
+        (b'{"leases":null}', "leases: what came is not a JSON array; send"),
+        (b'{"leases":[],"ttl_seconds":30}', 'body: got the unknown member "ttl_seconds"; send'),
+        (
+            json.dumps({"leases": [renewal()] * 501}).encode(),
+            "body: more members came than 500 leases have; send",
+        ),
+        (b'{"leases":[' + b",".join([b"{}"] * 501) + b"]}", "leases[0].ttl_seconds: the member"),
+        (
+            b'{"leases":[],' + json.dumps({"leases": [renewal()]}).encode()[1:],
+            "body: a member came more than once; send each once.",
+        ),
+        (
+            b'{"leases":[{"key":"other",' + json.dumps(renewal()).encode()[1:] + b"]}",
+            "body: a member came more than once; send each once.",
+        ),
+    ],
+)
+def test_a_body_that_is_not_many_renewals_is_refused(body: bytes, sentence: str) -> None:
+    with pytest.raises(wire.InvalidRequestError) as caught:
+        wire.parse_renewals(body)
+
+    assert str(caught.value).startswith(sentence)
+
+
+def test_the_answer_to_many_renewals_is_by_position() -> None:
+    limited = Problem(429, "lock_rate_limited", 'A "sentence".', retry_after=17)
+    granted = Granted(1_800_000_000_123_999, fencing_token=7, expires_in=29_999_999)
+
+    status, headers, body = wire.reply(wire.Together(["a", "b"], [granted, limited]))
+
+    assert status == 200
+    assert (b"content-length", b"%d" % len(body)) in headers
+    assert json.loads(body) == {
+        "leases": [
+            {
+                "key": "a",
+                "expires_at": "2027-01-15T08:00:00.123Z",
+                "expires_in": 29.999,
+                "fencing_token": 7,
+            },
+            {
+                "key": "b",
+                "error": 'A "sentence".',
+                "code": "lock_rate_limited",
+                "retry_after": 17,
+            },
+        ]
+    }
