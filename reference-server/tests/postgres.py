@@ -104,13 +104,16 @@ class Cluster:
         self.run("pg_ctl", "stop", "--wait", "--mode=fast", f"--pgdata={self.home}")
 
     def processes(self) -> list[int]:
-        """The postmaster first, then its children."""
+        """The postmaster first, then its children; none when it does not run."""
         try:
             postmaster = int((self.home / "postmaster.pid").read_text().splitlines()[0])
-        except (FileNotFoundError, IndexError):
+            # A killed postmaster leaves its file, and the number may be another process's by now.
+            if str(self.home) not in Path(f"/proc/{postmaster}/cmdline").read_text():
+                return []
+            children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text()
+        except (FileNotFoundError, ProcessLookupError, IndexError):
             return []
-        children = Path(f"/proc/{postmaster}/task/{postmaster}/children")
-        return [postmaster, *map(int, children.read_text().split())] if children.exists() else []
+        return [postmaster, *map(int, children.split())]
 
     def signal(self, number: signal.Signals) -> None:
         """To all of its processes: SIGSTOP freezes it, SIGCONT lets it go on."""

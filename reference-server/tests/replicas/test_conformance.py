@@ -15,7 +15,7 @@ import pytest
 from balancer import balanced
 from postgres import Cluster, DatabaseClock
 
-from conformance.reference import QUOTA, GrowingAccess
+from conformance.reference import GrowingAccess
 from conformance.scenario import SERVER_CAPABILITIES, load_all
 from conformance.suite import Outcome, Plan, run
 from conformance.target import Target
@@ -65,12 +65,13 @@ class Replicas:
 
     @contextmanager
     def stage(self, *, limited: bool) -> Iterator[Target]:
-        name, quota = secrets.token_hex(8), QUOTA if limited else 0
+        assert not limited
+        name = secrets.token_hex(8)
         callers = {
-            "valid": Caller(name, "valid", quota=quota),
-            "anon": Caller(name, "anon", kind="anon", quota=quota),
-            "no_permission": Caller(name, "weak", permissions=frozenset(), quota=quota),
-            "other_project": Caller(f"{name}-other", "other", quota=quota),
+            "valid": Caller(name, "valid", quota=0),
+            "anon": Caller(name, "anon", kind="anon", quota=0),
+            "no_permission": Caller(name, "weak", permissions=frozenset(), quota=0),
+            "other_project": Caller(f"{name}-other", "other", quota=0),
         }
         keys = {kind: f"sk-{name}-{kind}" for kind in (*callers, "revoked", "unknown")}
         for kind, caller in callers.items():
@@ -78,8 +79,7 @@ class Replicas:
         yield Target(
             base_url=self._url,
             credentials={"none": None, **keys},
-            # A quota over replicas is exact to within an exchange: test_replicas.py.
-            capabilities=SERVER_CAPABILITIES - {"exact_quota", "unlimited" if limited else "quota"},
+            capabilities=SERVER_CAPABILITIES,
             advance=self._clock.advance,
         )
 
@@ -88,10 +88,11 @@ class Replicas:
 
 
 def test_three_replicas_pass_what_every_server_must_do(cluster: Cluster) -> None:
+    # A quota over replicas is exact to within an exchange of counts: test_replicas.py.
     scenarios = [
         scenario
         for scenario in load_all()
-        if scenario.is_for_servers and "exact_quota" not in scenario.requires
+        if scenario.is_for_servers and "quota" not in scenario.requires
     ]
     plan = replace(Plan(lambda: Replicas(cluster.database())), workers=2, patience=10.0)
 
@@ -99,8 +100,6 @@ def test_three_replicas_pass_what_every_server_must_do(cluster: Cluster) -> None
 
     wrong = [f"{each.scenario}: {each.detail}" for each in results if not each.outcome.is_good]
     assert wrong == []
-    passed = [each.scenario for each in results if each.outcome is Outcome.PASS]
-    # A quota is told to the others twice a second: these count requests one by one.
-    counted = {s.name for s in scenarios if "quota" in s.requires}
-    assert {scenario.name for scenario in scenarios} - set(passed) <= counted
+    passed = {each.scenario for each in results if each.outcome is Outcome.PASS}
+    assert passed == {scenario.name for scenario in scenarios}
     assert len(passed) > 50
