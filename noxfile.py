@@ -141,7 +141,8 @@ def examples(session: nox.Session) -> None:
     install(session, "examples", PACKAGES)
     if "js" not in LEFT_OUT:
         biome = ROOT / "sdks" / "js" / "node_modules" / ".bin" / "biome"
-        session.run(str(biome), "check", "--error-on-warnings", "examples", external=True)
+        with session.chdir("examples"):
+            session.run(str(biome), "check", "--error-on-warnings", external=True)
     session.run("pytest", f"--junit-xml={report(session)}", "examples", *session.posargs, env=UNSET)
 
 
