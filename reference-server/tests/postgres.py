@@ -7,6 +7,7 @@
 PostgreSQL refuses to run as root, so root runs it as `nobody`.
 """
 
+import contextlib
 import importlib.util
 import os
 import pwd
@@ -56,7 +57,7 @@ class Cluster:
             yield cluster
         finally:
             for each in sorted(home.iterdir()):
-                Cluster(each, 0).kill()
+                Cluster(each, 0).discard()
             shutil.rmtree(home)
 
     def url(self, database: str = "postgres", user: str = "postgres") -> str:
@@ -126,6 +127,13 @@ class Cluster:
     def kill(self) -> None:
         """Power off: nothing is written any more, no client is told."""
         self.signal(signal.SIGKILL)
+
+    def discard(self) -> None:
+        """Stop it, whatever its state."""
+        self.signal(signal.SIGCONT)
+        if (self.home / "postmaster.pid").exists():
+            with contextlib.suppress(AssertionError):  # it was killed: nothing runs
+                self.run("pg_ctl", "stop", "--mode=immediate", f"--pgdata={self.home}")
 
     def standby(self, name: str, **settings: str) -> "Cluster":
         """A running standby that streams from this cluster under the application name `name`."""
