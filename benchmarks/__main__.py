@@ -1,0 +1,82 @@
+"""Measure, keep the results, and write the tables of docs/performance.md.
+
+    ./dev bench [NAME…] [--quick]
+    ./dev bench check [NAME…] [--quick]    exits 1 when a bar is missed (quick: by a factor of 2)
+
+Peers that are not on the machine are named as skipped.  The disk is that of TMPDIR, else /tmp.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from measures import peers, report, server
+from measures.rig import MissingError, Plan, Result
+
+MEASURES: dict[str, Callable[[Plan], Result]] = {
+    "throughput": server.throughput,
+    "renewals": server.renewals,
+    "latency": server.latency,
+    "tail": server.tail,
+    "flushes": server.flushes,
+    "stored": server.stored,
+    "reads": server.reads,
+    "start": server.start,
+    "etcd": peers.etcd,
+    "postgresql": peers.postgresql,
+    "redis": peers.redis,
+}
+
+
+def main() -> int:
+    width = max(map(len, MEASURES))
+    measures = "\n".join(f"  {name:<{width}}  {_about(name)}" for name in MEASURES)
+    parser = argparse.ArgumentParser(
+        prog="./dev bench",
+        description=__doc__,
+        epilog=f"measures:\n{measures}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="all measures unless named")
+    parser.add_argument("--quick", action="store_true", help="short runs; nothing is kept")
+    options = parser.parse_args()
+    checks = options.names[:1] == ["check"]
+    names = options.names[1:] if checks else options.names
+    unknown = [name for name in names if name not in MEASURES]
+    if unknown:
+        parser.error(f"there is no measure {', '.join(unknown)}; there are {', '.join(MEASURES)}")
+    is_good = measure(names or list(MEASURES), Plan(quick=options.quick))
+    return 0 if is_good or not checks else 1
+
+
+def measure(names: list[str], plan: Plan) -> bool:
+    """Whether each bar is met; what was skipped does not count."""
+    is_good = True
+    for name in names:
+        before = _load_average()
+        try:
+            result = MEASURES[name](plan)
+        except MissingError as missing:
+            print(f"{name}: skipped, because there is no {missing}\n")
+            continue
+        found = report.as_json(name, _about(name), result, plan, (before, _load_average()))
+        print("\n".join(report.lines(found)), f"\n  load average {before} before\n", flush=True)
+        is_good = is_good and all(report.is_met(bar, quick=plan.quick) for bar in found["bars"])
+        if not plan.quick:
+            report.save(found)
+    if not plan.quick:
+        report.write_page(report.saved(MEASURES))
+    return is_good
+
+
+def _about(name: str) -> str:
+    return (MEASURES[name].__doc__ or "").splitlines()[0]
+
+
+def _load_average() -> str:
+    return Path("/proc/loadavg").read_text().split()[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+-- Renewals of KEYS leases in turn, after each was acquired once.
+local common = require("common")
+local KEYS = 2000
+
+function setup(thread)
+  common.setup(thread)
+end
+
+function init(arguments)
+  service_key, run = arguments[1], tonumber(arguments[2])
+  sent = -1
+end
+
+function request()
+  if sent < 0 then return common.discarded() end
+  sent = sent + 1
+  local n = sent % KEYS
+  local key = string.format("renewed-%d-%d-%d", run, number, n)
+  return common.lease(sent <= KEYS and "POST" or "PATCH", key, n, '{"ttl_seconds":300}')
+end
+
+function done(summary, latency, _)
+  common.done(summary, latency, 0)
+end

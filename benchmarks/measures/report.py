@@ -1,0 +1,121 @@
+"""Results as JSON, as tables in docs/performance.md, and as an exit status."""
+
+import json
+import os
+import platform
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from measures.rig import Plan, Result
+
+ROOT = Path(__file__).parent.parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "performance.md"
+_BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
+_QUICK_MARGIN = 2.0
+"""A quick run on a busy machine proves little: a bar is lost when it is missed by this factor."""
+
+Row = dict[str, Any]
+
+
+def as_json(name: str, about: str, result: Result, plan: Plan, load: tuple[str, str]) -> Row:
+    """What is kept of one measure.  `load`: the load average before and after."""
+    return {
+        "name": name,
+        "about": about,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "quick": plan.quick,
+        "cpus": os.cpu_count(),
+        "machine": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        "load": load,
+        "bars": [bar.row() for bar in result.bars],
+        "figures": [figure.row() for figure in result.figures],
+        "notes": result.notes,
+    }
+
+
+def save(found: Row) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{found['name']}.json"
+    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+
+
+def saved(names: Iterable[str]) -> list[Row]:
+    paths = [RESULTS / f"{name}.json" for name in names]
+    return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+
+def is_met(bar: Row, *, quick: bool) -> bool:
+    margin = _QUICK_MARGIN if quick else 1.0
+    if bar["is_ceiling"]:
+        return bool(bar["median"] <= bar["bar"] * margin)
+    return bool(bar["median"] >= bar["bar"] / margin)
+
+
+def lines(found: Row) -> list[str]:
+    """For a terminal."""
+    text = [f"{found['name']}: {found['about']}"]
+    text += [f"  {row['label']:<52} {_spread(row)} {row['unit']}" for row in found["figures"]]
+    for bar in found["bars"]:
+        word = "met" if is_met(bar, quick=False) else "MISSED"
+        text.append(f"  {bar['label']:<52} {_spread(bar)}   bar {_sign(bar)}: {word}")
+    return [*text, *(f"  {note}" for note in found["notes"])]
+
+
+def write_page(results: list[Row]) -> None:
+    """The tables of the page, between its two marks; what stands around them is written by hand."""
+    text = PAGE.read_text()
+    before, _, rest = text.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    bars = [(bar, found) for found in results for bar in found["bars"]]
+    parts = ["", "| what | measured | bar | |", "| --- | --- | --- | --- |"]
+    for bar, _ in bars:
+        word = "met" if is_met(bar, quick=False) else "**missed**"
+        parts.append(f"| {bar['label']} | {_spread(bar)} | {_sign(bar)} | {word} |")
+    for found in results:
+        parts += ["", f"### {found['name']}", "", _sentence(found["about"]), ""]
+        if found["figures"]:
+            parts += ["| | median (least – most) |", "| --- | --- |"]
+            parts += [
+                f"| {row['label']} | {_spread(row)} {row['unit']} |" for row in found["figures"]
+            ]
+            parts.append("")
+        parts.append(_conditions(found))
+    PAGE.write_text(f"{before}{_BEGIN}\n" + "\n".join(parts) + f"\n\n{_END}{after}")
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
+
+
+def _conditions(found: Row) -> str:
+    before, after = found["load"]
+    words = [
+        f"{found['at'][:16].replace('T', ' ')} UTC",
+        f"{found['cpus']} CPUs shared with the load",
+        f"load average {before} before and {after} after",
+        found["machine"],
+        *([] if not found["quick"] else ["a quick run"]),
+        *(note.rstrip(".") for note in found["notes"]),
+    ]
+    return "; ".join(words) + "."
+
+
+def _sign(bar: Row) -> str:
+    return f"{'≤' if bar['is_ceiling'] else '≥'} {bar['bar']:g}"
+
+
+def _spread(row: Row) -> str:
+    if row["rounds"] == 1:
+        return _number(row["median"])
+    least, most = _number(row["least"]), _number(row["most"])
+    return f"{_number(row['median'])} ({least} – {most})"
+
+
+def _number(value: float) -> str:
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return re.sub(r"\.?0+$", "", f"{value:.3g}") if value != int(value) else f"{value:.0f}"
