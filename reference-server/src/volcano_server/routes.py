@@ -144,9 +144,9 @@ class LockRoutes:
         answer = outcome.answer
         name = _outcome_name(answer)
         self._metrics.count(request.operation, name, seconds)
-        leases: Counter[str] = Counter()
+        leases = None
         if isinstance(answer, wire.Together):
-            leases.update(map(_outcome_name, answer.answers))
+            leases = Counter(map(_outcome_name, answer.answers))
             self._metrics.count_leases(leases)
         if status >= 500 or self._service.settings.log_requests:
             self._log.request(
