@@ -110,7 +110,7 @@ class Wire {
       const response = await fetch(url, { ...init, signal: cut.signal });
       const body = await response.text();
       const { status, headers } = response;
-      if (status === 409) this.#note(url, exchange.requestId, body);
+      if (status === 409 && url.includes('/locks/')) this.#note(url, exchange.requestId, body);
       return { status, headers, text: async () => body };
     } finally {
       end();
@@ -351,6 +351,7 @@ async function obey({ id, cmd, ...fields }) {
         'cancel',
         'close',
         'contention_is_a_value',
+        'renew_many',
       ],
     };
   }

@@ -4,6 +4,8 @@
  * `now` counts seconds on a clock that nobody sets and that goes on while the host sleeps.
  */
 
+import { Heap } from './heap.js';
+
 /** What the SDK asks of time. */
 export interface Clock {
   /** Seconds since some moment; never set, and a suspend is included. */
@@ -12,15 +14,14 @@ export interface Clock {
   at(when: number, wake: () => void): () => void;
 }
 
-/** Where the runtime's timers overflow: a longer delay fires at once. */
-const LONGEST_DELAY_MS = 2 ** 31 - 1;
-
-/** How often pending timers look for a suspend: the runtime's own timers sleep through one. */
+/**
+ * The longest that the runtime is asked to wait: its timers sleep through a suspend, so each look at the clock is soon
+ * followed by another. (A delay over 2^31 - 1 ms, which fires at once, never comes up.)
+ */
 const WATCH_MS = 900;
 
-/** A step between the two clocks that is more than the noise of reading them, in seconds. */
+/** A step back of the wall clock that is more than the noise of reading two clocks, in seconds. */
 const STEP_BACK = 1;
-const STEP_FORWARD = 0.1;
 
 /**
  * Whichever of the monotonic and the wall clock went further, so that a suspend shows: neither
@@ -30,9 +31,9 @@ const STEP_FORWARD = 0.1;
 export class SystemClock implements Clock {
   #behind = 0; // seconds that the monotonic clock has missed
   #offset = wall() - monotonic();
-  #watched = 0; // what of it the pending timers have been told
-  #pending = new Set<Pending>();
-  #watch: ReturnType<typeof setInterval> | undefined;
+  #pending = new Heap<{ wake(): void }>(); // by when they are due; one timer of the runtime serves them all
+  #timer: ReturnType<typeof setTimeout> | undefined;
+  #firesAt = Number.POSITIVE_INFINITY; // that timer, on the monotonic clock
 
   now(): number {
     const steady = monotonic();
@@ -43,51 +44,43 @@ export class SystemClock implements Clock {
   }
 
   at(when: number, wake: () => void): () => void {
-    const pending: Pending = { dueAt: when, wake, timer: undefined };
-    this.#pending.add(pending);
-    this.#arm(pending);
-    this.#watch ??= setInterval(() => this.#lookForSuspend(), WATCH_MS);
-    return () => this.#drop(pending);
+    const pending = { wake };
+    this.#pending.set(pending, when);
+    if (this.#pending.first === pending) this.#arm();
+    return () => {
+      this.#pending.delete(pending);
+      if (this.#pending.size === 0) this.#disarm();
+    };
   }
 
-  #arm(pending: Pending): void {
-    const left = pending.dueAt - this.now();
-    const delay = Math.min(Math.max(Math.ceil(left * 1000), 0), LONGEST_DELAY_MS);
-    pending.timer = setTimeout(() => this.#fire(pending), delay);
+  /** Sees to it that the runtime calls when the first is due, or to look for a suspend. */
+  #arm(): void {
+    const left = this.#pending.least - this.now();
+    const delay = Math.min(Math.max(Math.ceil(left * 1000), 0), WATCH_MS);
+    const firesAt = monotonic() + delay / 1000;
+    if (firesAt >= this.#firesAt) return;
+    this.#disarm();
+    this.#firesAt = firesAt;
+    this.#timer = setTimeout(() => this.#fire(), delay);
   }
 
-  #fire(pending: Pending): void {
-    if (this.now() < pending.dueAt) {
-      this.#arm(pending); // a slice of a long delay, or a timer that was early by a fraction
-      return;
-    }
-    this.#drop(pending);
-    pending.wake();
+  #disarm(): void {
+    clearTimeout(this.#timer);
+    this.#firesAt = Number.POSITIVE_INFINITY;
   }
 
-  #drop(pending: Pending): void {
-    clearTimeout(pending.timer);
-    this.#pending.delete(pending);
-    if (this.#pending.size > 0) return;
-    clearInterval(this.#watch);
-    this.#watch = undefined;
-  }
-
-  #lookForSuspend(): void {
-    this.now();
-    if (this.#behind - this.#watched < STEP_FORWARD) return;
-    this.#watched = this.#behind;
-    for (const pending of this.#pending) {
-      clearTimeout(pending.timer);
-      this.#arm(pending);
+  #fire(): void {
+    this.#firesAt = Number.POSITIVE_INFINITY;
+    const now = this.now();
+    try {
+      for (let next = this.#pending.first; next && this.#pending.least <= now; next = this.#pending.first) {
+        this.#pending.delete(next);
+        next.wake();
+      }
+    } finally {
+      if (this.#pending.size > 0) this.#arm();
     }
   }
-}
-
-interface Pending {
-  readonly dueAt: number;
-  readonly wake: () => void;
-  timer: ReturnType<typeof setTimeout> | undefined;
 }
 
 function monotonic(): number {

@@ -107,6 +107,8 @@ export class Locks {
       clock,
       timeout,
       jitter: () => this.#jitter(),
+      renew: ({ key, token, ttl }) => operations.renew(key, { ...this.#lease(token, this.#settings.uuid()), ttl }),
+      renewMany: (parts) => operations.renewMany(parts, this.#identity(this.#settings.uuid())),
       send: (attempt, cancel) => transport.exchange(attempt, { cancel }),
     });
   }
@@ -318,8 +320,7 @@ export class Locks {
   ): Promise<WithLockResult<Data>> {
     const { key, token, ttl } = plan;
     const holding = new Holding(ttl, key, token, acquired, this.#jitter());
-    const nextRequest = () => operations.renew(key, { ...this.#lease(token, this.#settings.uuid()), ttl });
-    const kept = new Kept(holding, nextRequest, (loss) => call.abort(loss), plan.isOwn);
+    const kept = new Kept(holding, (loss) => call.abort(loss), plan.isOwn);
     const signal = watchful(call, () => this.#renewals.look(kept));
     this.#renewals.keep(kept);
     if (this.#isClosed) this.#renewals.touch(kept, () => holding.lose(CLOSED));

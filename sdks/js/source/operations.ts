@@ -19,6 +19,9 @@ export const TTL_MAX = 7_776_000;
  */
 export const EXIT_TRY_SECONDS = 2;
 
+/** Leases that one request may renew. */
+export const MOST_TOGETHER = 500;
+
 const KEY = /^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$/; // no m flag: $ is the very end, a newline is not let through
 const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i;
 
@@ -98,7 +101,7 @@ function shown(value: unknown): string {
 
 // --- requests --------------------------------------------------------------------------------------
 
-export type Operation = 'acquire' | 'renew' | 'release' | 'get' | 'forceRelease';
+export type Operation = 'acquire' | 'renew' | 'renewMany' | 'release' | 'get' | 'forceRelease';
 
 /**
  * One operation, fixed before the first send and identical on every try of it. `path` is relative to the
@@ -130,6 +133,19 @@ export function acquire(key: string, { ttl, ...identity }: LeaseIdentity & { ttl
 
 export function renew(key: string, { ttl, ...identity }: LeaseIdentity & { ttl: number }): Request {
   return leaseRequest('renew', 'PATCH', key, identity, ttl);
+}
+
+/** What a renewal says of its lease. `token` is the lock token. */
+export interface Part {
+  readonly key: string;
+  readonly token: string;
+  readonly ttl: number;
+}
+
+/** Renews up to `MOST_TOGETHER` leases, each as `renew` would. docs/semantics.md#renew-many. */
+export function renewMany(parts: readonly Part[], identity: Identity): Request {
+  const leases = parts.map(({ key, token, ttl }) => ({ key, token, ttl_seconds: ttl }));
+  return request('renewMany', 'PATCH', '/lock-leases', identity, {}, JSON.stringify({ leases }));
 }
 
 export function release(key: string, identity: LeaseIdentity): Request {
@@ -222,6 +238,101 @@ export function granted(request: Request, outcome: Outcome): Grant {
     fencingToken: fencingToken(request, answer, fields),
     expiresIn: expiresIn(answer.headers.get('x-volcano-expires-in')),
   };
+}
+
+/** A renewal that did not succeed: `isFinal` ends the lease, anything else is worth another try. */
+export interface Refusal {
+  readonly sentAt: number;
+  readonly error: VolcanoError;
+  readonly isFinal: boolean;
+}
+
+/** What became of the renewal of one lease. */
+export type Renewed = Grant | Refusal;
+
+const FINAL = new Set<number | null>([400, 401, 403, 404, 409]);
+
+/** Read the answer to a renewal of one lease. */
+export function renewed(request: Request, outcome: Outcome): Renewed {
+  return attempted(outcome, FINAL, () => granted(request, outcome));
+}
+
+/**
+ * Read the answer to a renewal of many, by position. `singly`: these leases are to be renewed one by one;
+ * `unsupported`: this server knows no other way.
+ */
+export function renewedMany(
+  request: Request,
+  parts: readonly Part[],
+  outcome: Outcome,
+): Renewed[] | 'singly' | 'unsupported' {
+  if ('status' in outcome) {
+    if (outcome.status === 404 || outcome.status === 405) return 'unsupported';
+    if (outcome.status === 400 || outcome.status === 413) return 'singly';
+  }
+  const all = attempted(outcome, new Set([401, 403]), () => {
+    const answer = expected(request, outcome, 200);
+    const { leases } = jsonObject(request, answer);
+    const isInOrder =
+      Array.isArray(leases) &&
+      leases.length === parts.length &&
+      parts.every(({ key }, place) => isObject(leases[place]) && leases[place].key === key);
+    if (!isInOrder) throw unreadable(request, answer, 'leases');
+    return leases.map((fields) => attempted(outcome, FINAL, () => grantedPart(request, answer, fields)));
+  });
+  return 'error' in all ? parts.map(() => all) : all;
+}
+
+/** The statuses that the codes stand for where an answer has no status of its own. */
+const STATUS_OF: Readonly<Record<string, number>> = {
+  invalid_request: 400,
+  authentication_required: 401,
+  invalid_credentials: 401,
+  permission_denied: 403,
+  not_found: 404,
+  lock_held: 409,
+  lock_ownership_lost: 409,
+  lock_rate_limited: 429,
+  internal_error: 500,
+  lock_service_unavailable: 503,
+};
+
+/** The answer about one of many leases; throws its error. */
+function grantedPart(request: Request, answer: Answer, fields: Record<string, unknown>): Grant {
+  const { code, error, retry_after, expires_in } = fields;
+  if (typeof code === 'string') {
+    const status = Object.hasOwn(STATUS_OF, code) ? (STATUS_OF[code] as number) : null;
+    const Class = fromStatus(status ?? answer.status);
+    throw new Class(typeof error === 'string' ? error : 'the renewal was refused without an explanation', {
+      status,
+      code,
+      retryAfter: isSeconds(retry_after) && Number.isInteger(retry_after) ? retry_after : null,
+      requestId: request.requestId,
+    });
+  }
+  return {
+    sentAt: answer.sentAt,
+    expiresAt: instant(request, answer, fields),
+    fencingToken: fencingToken(request, answer, fields),
+    expiresIn: isSeconds(expires_in) ? expires_in : null,
+  };
+}
+
+function isSeconds(value: unknown): value is number {
+  return typeof value === 'number' && value >= 0;
+}
+
+function attempted<Result>(
+  { sentAt }: Outcome,
+  final: ReadonlySet<number | null>,
+  read: () => Result,
+): Result | Refusal {
+  try {
+    return read();
+  } catch (error) {
+    if (!(error instanceof VolcanoError)) throw error;
+    return { sentAt, error, isFinal: final.has(error.status) };
+  }
 }
 
 /** Read the answer to a read. */

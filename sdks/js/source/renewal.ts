@@ -12,15 +12,14 @@
  */
 
 import type { Clock } from './clock.js';
-import { LockLostError, VolcanoError } from './errors.js';
+import { LockLostError, type VolcanoError } from './errors.js';
+import { Heap } from './heap.js';
 import { type LockLease, updated } from './lease.js';
-import type { Acquired, Grant, Outcome, Request, Try } from './operations.js';
+import type { Acquired, Grant, Outcome, Part, Renewed, Request, Try } from './operations.js';
 import * as operations from './operations.js';
 
 /** Seconds: the server's hard deadline of 90 days less a thousandth, for clocks that drift apart. */
 export const LONGEST_TRUST = 89.91 * 86_400;
-
-const FINAL = new Set<number | null>([400, 401, 403, 404, 409]);
 
 /**
  * Seconds from the send of the last success to the next renewal: a third of the TTL, ±10 % by `jitter` (-1 to
@@ -102,6 +101,11 @@ export class Schedule {
     return new Schedule(Math.max(dueAt, now + (retryAfter ?? 0)), failures);
   }
 
+  /** From when on it may go along with another lease's: brought forward by a little, a retry by nothing. */
+  earliest({ ttl }: Trust): number {
+    return this.failures > 0 ? this.dueAt : this.dueAt - Math.min(0.5, ttl / 30);
+  }
+
   /** A shorter TTL came up: no later than a renewal of that TTL would be. */
   noLaterThan(dueAt: number): Schedule {
     return new Schedule(Math.min(this.dueAt, dueAt), this.failures, this.isLast);
@@ -162,10 +166,16 @@ export class Holding {
     return new LockLostError(`the lock "${key}" (fencing token ${fencingToken}) ${how}`, details);
   }
 
-  /** The try to send at `now`. */
-  renewal(request: Request, now: number, clientTimeout: number): Try {
+  /** What a renewal says of this lease. */
+  get part(): Part {
+    const { key, token } = this.lease;
+    return { key, token, ttl: this.ttl };
+  }
+
+  /** A renewal is sent at `now`; the seconds that it may take. */
+  renewing(now: number, clientTimeout: number): number {
     this.trust = this.trust.sent(now, this.ttl);
-    return { request, timeout: tryTimeout(this.trust.stopAt - now, clientTimeout) };
+    return tryTimeout(this.trust.stopAt - now, clientTimeout);
   }
 
   /** A request of a direct call with this lease's token went out. */
@@ -178,20 +188,19 @@ export class Holding {
   }
 
   /** What became of a renewal try. */
-  renewed(request: Request, outcome: Outcome, { now, jitter }: { now: number; jitter: number }): void {
+  renewed(result: Renewed, { now, jitter }: { now: number; jitter: number }): void {
     if (this.look(now) || this.ended) return;
-    try {
-      this.answered(operations.granted(request, outcome), jitter);
-    } catch (error) {
-      if (!(error instanceof VolcanoError)) throw error;
-      if (FINAL.has(error.status)) {
-        this.lose('was lost: its renewal was refused', error);
-        return;
-      }
-      this.#latestFailure = error;
-      const { sentAt } = outcome;
-      this.schedule = this.schedule.afterFailure(this.trust, { sentAt, now, jitter, retryAfter: error.retryAfter });
+    if (!('error' in result)) {
+      this.answered(result, jitter);
+      return;
     }
+    const { sentAt, error, isFinal } = result;
+    if (isFinal) {
+      this.lose('was lost: its renewal was refused', error);
+      return;
+    }
+    this.#latestFailure = error;
+    this.schedule = this.schedule.afterFailure(this.trust, { sentAt, now, jitter, retryAfter: error.retryAfter });
   }
 
   /** A good answer about this lease, to its own renewal or to a direct call. */
@@ -220,23 +229,43 @@ export interface Surroundings {
   readonly timeout: number;
   /** -1 to 1, anew each time. */
   jitter(): number;
+  /** Makes the request of a renewal, with a request id of its own: for one lease, for several. */
+  renew(part: Part): Request;
+  renewMany(parts: readonly Part[]): Request;
   /** Sends one try; always resolves, also when `cancel` ends it. */
   send(attempt: Try, cancel: AbortSignal): Promise<Outcome>;
+}
+
+/** A request under way, and the leases that still care for its answer. */
+class Flight {
+  readonly leases = new Set<Kept>();
+  readonly controller = new AbortController();
+
+  board(kept: Kept): void {
+    this.leases.add(kept);
+    kept.flight = this;
+  }
+
+  /** Nobody waits for an answer that is about no lease any more. */
+  leave(kept: Kept): void {
+    kept.flight = null;
+    this.leases.delete(kept);
+    if (this.leases.size === 0) this.controller.abort();
+  }
 }
 
 /** A held lock in the loop. */
 export class Kept {
   stopTimer: Timer | null = null;
   dueTimer: Timer | null = null;
-  inFlight: AbortController | null = null;
-  isWaiting = false; // for a place among those in flight
-  request: Request | null = null; // of the renewal under way: its tries share it
+  flight: Flight | null = null;
+  isAlone = false; // its next try shares no request
+  request: Request | null = null; // of the renewal under way: its tries alone share it
   onChange: () => void = () => {};
   leaving: Promise<VolcanoError | null> | null = null; // its release, which is sent once
 
   constructor(
     readonly holding: Holding,
-    readonly nextRequest: () => Request,
     readonly onLoss: (loss: LockLostError) => void,
     /** The caller chose its token, and might choose it again. */
     readonly isOwn = false,
@@ -248,12 +277,21 @@ interface Timer {
   cancel(): void;
 }
 
-/** Renews all locks that a client holds, and tells each of its loss at its stop time at the latest. */
+/**
+ * Renews all locks that a client holds, and tells each of its loss at its stop time at the latest.
+ *
+ *     coming ── due, or soon and another is due ──> flight ── answered ──> coming
+ *        └───── due ──> waiting for one of 64 flights ──┘
+ *
+ * Those that are due together share a request. docs/semantics.md#renew-many
+ */
 export class Renewals {
   #around: Surroundings;
   #kept = new Map<string, Set<Kept>>(); // by key and token: {"nightly 0b0f3f7e-…": the `withLock`s that share it}
-  #waiting: Kept[] = [];
+  #coming = new Heap<Kept>(); // by the moment from which each may go along with another
+  #waiting = new Heap<Kept>(); // by their stop times: the one with the least left goes first
   #flying = 0;
+  #sharesRequests = true; // until the server turns out to know no renewal of many
 
   constructor(around: Surroundings) {
     this.#around = around;
@@ -336,24 +374,25 @@ export class Renewals {
     kept.onChange();
   }
 
-  /** Sets both timers to what the holding says now; none for a lock that is lost or over. */
+  /** Sets both timers, and its place, to what the holding says now; none for a lock that is lost or over. */
   #arm(kept: Kept): void {
     const { holding } = kept;
+    const { schedule, trust } = holding;
     if (!holding.isLive) {
-      kept.inFlight?.abort();
-      kept.stopTimer = this.#timer(kept.stopTimer, Number.POSITIVE_INFINITY, () => {});
-      kept.dueTimer = this.#timer(kept.dueTimer, Number.POSITIVE_INFINITY, () => {});
-      return;
-    }
-    kept.stopTimer = this.#timer(kept.stopTimer, holding.trust.stopAt, () => {
+      kept.flight?.leave(kept);
+      this.#waiting.delete(kept);
+    } else if (this.#waiting.has(kept)) this.#waiting.set(kept, trust.stopAt);
+    const isIdle = holding.isLive && kept.flight === null && !this.#waiting.has(kept);
+    const isDue = isIdle && schedule.dueAt <= this.#around.clock.now();
+    const isComing = isIdle && !isDue && schedule.dueAt < Number.POSITIVE_INFINITY;
+    if (isComing) this.#coming.set(kept, schedule.earliest(trust));
+    else this.#coming.delete(kept);
+    kept.stopTimer = this.#timer(kept.stopTimer, holding.isLive ? trust.stopAt : Number.POSITIVE_INFINITY, () => {
       kept.stopTimer = null;
       this.look(kept);
       this.#arm(kept);
     });
-    const isBusy = kept.inFlight !== null || kept.isWaiting;
-    const isDue = !isBusy && holding.schedule.dueAt <= this.#around.clock.now();
-    const dueAt = isBusy || isDue ? Number.POSITIVE_INFINITY : holding.schedule.dueAt;
-    kept.dueTimer = this.#timer(kept.dueTimer, dueAt, () => {
+    kept.dueTimer = this.#timer(kept.dueTimer, isComing ? schedule.dueAt : Number.POSITIVE_INFINITY, () => {
       kept.dueTimer = null;
       this.#queue(kept);
     });
@@ -367,44 +406,71 @@ export class Renewals {
     return { at, cancel: this.#around.clock.at(at, wake) };
   }
 
-  /** Into the line of those that are due: the later its stop time, the nearer to the front; the last goes first. */
   #queue(kept: Kept): void {
-    let low = 0;
-    for (let high = this.#waiting.length; low < high; ) {
-      const middle = (low + high) >> 1;
-      const other = this.#waiting[middle] as Kept;
-      if (other.holding.trust.stopAt > kept.holding.trust.stopAt) low = middle + 1;
-      else high = middle;
-    }
-    this.#waiting.splice(low, 0, kept);
-    kept.isWaiting = true;
+    this.#coming.delete(kept);
+    this.#waiting.set(kept, kept.holding.trust.stopAt);
     this.#pump();
   }
 
   #pump(): void {
-    while (this.#flying < MOST_IN_FLIGHT) {
-      const kept = this.#waiting.pop();
-      if (!kept) return;
-      kept.isWaiting = false;
-      if (!this.look(kept) && kept.holding.isLive) void this.#renew(kept);
+    while (this.#flying < MOST_IN_FLIGHT && this.#waiting.size > 0) {
+      const leases = this.#boarding();
+      if (leases.length > 0) void this.#fly(leases);
     }
   }
 
-  async #renew(kept: Kept): Promise<void> {
-    const { clock, timeout, jitter, send } = this.#around;
-    kept.request ??= kept.nextRequest();
-    const { holding, request } = kept;
-    const flight = new AbortController();
-    kept.inFlight = flight;
+  /** The one that is due and has the least left; with it the others that are due, and those that soon will be. */
+  #boarding(): Kept[] {
+    const now = this.#around.clock.now();
+    const leases: Kept[] = [];
+    for (let isFull = false; !isFull; isFull = leases.length === operations.MOST_TOGETHER) {
+      const early = this.#coming.least <= now ? this.#coming.first : undefined;
+      const next = this.#waiting.first ?? early;
+      if (!next || (next.isAlone && leases.length > 0)) break;
+      this.#waiting.delete(next);
+      this.#coming.delete(next);
+      leases.push(next);
+      if (next.isAlone || !this.#sharesRequests) break;
+    }
+    for (const kept of leases) this.look(kept);
+    return leases.filter(({ holding }) => holding.isLive);
+  }
+
+  async #fly(leases: Kept[]): Promise<void> {
+    const { clock, timeout, renew, renewMany, send } = this.#around;
+    const flight = new Flight();
+    const now = clock.now();
+    const seconds = leases.map(({ holding }) => holding.renewing(now, timeout));
+    const parts = leases.map(({ holding }) => holding.part);
+    const [first] = leases as [Kept];
+    const isMany = leases.length > 1;
+    if (!isMany) first.request ??= renew(first.holding.part);
+    const request = isMany ? renewMany(parts) : (first.request as Request);
     this.#flying += 1;
-    const attempt = holding.renewal(request, clock.now(), timeout);
-    this.#arm(kept); // the stop time may be nearer now
-    const outcome = await send(attempt, flight.signal);
+    for (const kept of leases) flight.board(kept);
+    for (const kept of leases) this.#arm(kept); // the stop time may be nearer now
+    const outcome = await send({ request, timeout: Math.min(...seconds) }, flight.controller.signal);
     this.#flying -= 1;
-    kept.inFlight = null;
-    this.touch(kept, () => holding.renewed(request, outcome, { now: clock.now(), jitter: jitter() }));
-    if (holding.schedule.failures === 0) kept.request = null;
-    kept.onChange();
+    const results = isMany ? operations.renewedMany(request, parts, outcome) : [operations.renewed(request, outcome)];
+    this.#land(flight, leases, results);
     this.#pump();
+  }
+
+  /** Gives each lease its result; those that ended meanwhile have left the flight. */
+  #land(flight: Flight, leases: Kept[], results: Renewed[] | 'singly' | 'unsupported'): void {
+    if (results === 'unsupported') this.#sharesRequests = false;
+    const now = this.#around.clock.now();
+    leases.forEach((kept, place) => {
+      if (!flight.leases.has(kept)) return;
+      kept.flight = null;
+      kept.isAlone = results === 'singly';
+      if (typeof results === 'string') this.#queue(kept);
+      else {
+        const result = results[place] as Renewed;
+        this.touch(kept, (holding) => holding.renewed(result, { now, jitter: this.#around.jitter() }));
+        if (kept.holding.schedule.failures === 0) kept.request = null;
+        kept.onChange();
+      }
+    });
   }
 }

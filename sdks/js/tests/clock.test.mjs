@@ -8,27 +8,25 @@ function arranged() {
   const timers = new Map(); // id -> {at, every, wake, delay}
   const delays = [];
   let ids = 0;
-  const add = (wake, delay, every) => {
+  const add = (wake, delay) => {
     delays.push(delay);
-    timers.set(++ids, { at: time.steady * 1000 + (delay > 2 ** 31 - 1 ? 1 : delay), every, wake });
+    timers.set(++ids, { at: time.steady * 1000 + (delay > 2 ** 31 - 1 ? 1 : delay), wake });
     return ids;
   };
   globalThis.performance.now = () => time.steady * 1000;
   globalThis.Date.now = () => time.wall * 1000;
   globalThis.setTimeout = (wake, delay) => add(wake, delay);
-  globalThis.setInterval = (wake, delay) => add(wake, delay, delay);
   globalThis.clearTimeout = (id) => timers.delete(id);
-  globalThis.clearInterval = (id) => timers.delete(id);
   /** Lets both clocks run, and the timers that become due. */
   const run = (seconds) => {
     const end = time.steady + seconds;
     for (;;) {
       const [id, next] = [...timers].sort(([, a], [, b]) => a.at - b.at)[0] ?? [];
       if (!next || next.at > end * 1000) break;
-      time.wall += next.at / 1000 - time.steady;
-      time.steady = next.at / 1000;
-      if (next.every) next.at += next.every;
-      else timers.delete(id);
+      const passed = Math.max(next.at / 1000 - time.steady, 0);
+      time.wall += passed;
+      time.steady += passed;
+      timers.delete(id);
       next.wake();
     }
     time.wall += end - time.steady;
@@ -37,16 +35,11 @@ function arranged() {
   return { clock: new clocks.SystemClock(), time, timers, delays, run };
 }
 
-const real = { now: performance.now, wall: Date.now, setTimeout, setInterval, clearTimeout, clearInterval };
+const real = { now: performance.now, wall: Date.now, setTimeout, clearTimeout };
 afterEach(() => {
   globalThis.performance.now = real.now;
   globalThis.Date.now = real.wall;
-  Object.assign(globalThis, {
-    setTimeout: real.setTimeout,
-    setInterval: real.setInterval,
-    clearTimeout: real.clearTimeout,
-    clearInterval: real.clearInterval,
-  });
+  Object.assign(globalThis, { setTimeout: real.setTimeout, clearTimeout: real.clearTimeout });
 });
 
 test('a suspend counts, though the monotonic clock stood still', () => {
@@ -95,18 +88,25 @@ test('the noise of reading two clocks does not add up', () => {
 });
 
 test('90 days are slept in slices that no runtime fires at once', () => {
-  const { clock, timers, delays, run } = arranged();
+  const { clock, time, timers, delays, run } = arranged();
   let woken = 0;
   clock.at(clock.now() + 90 * 86_400, () => {
     woken += 1;
   });
 
-  assert.ok(Math.max(...delays) <= 2 ** 31 - 1);
-  run(89.9 * 86_400);
-  assert.equal(woken, 0);
-  run(0.1 * 86_400 + 1);
+  for (const day of [1, 30, 89.9]) {
+    const step = 50 + day * 86_400 - time.steady;
+    time.steady += step;
+    time.wall += step;
+    run(10);
+    assert.equal(woken, 0);
+  }
+  time.steady += 0.1 * 86_400;
+  time.wall += 0.1 * 86_400;
+  run(1);
 
   assert.equal(woken, 1);
+  assert.ok(Math.max(...delays) <= 2 ** 31 - 1);
   assert.equal(timers.size, 0);
 });
 
@@ -140,14 +140,16 @@ test('a suspend that a look noticed first wakes the timers too', () => {
 test('a timer that is early by a fraction does not wake early', () => {
   const { clock, time, timers, run } = arranged();
   let wokenAt = 0;
-  const due = clock.now() + 5;
+  const due = clock.now() + 0.5;
   clock.at(due, () => {
     wokenAt = clock.now();
   });
 
-  time.steady += 4.9995;
-  time.wall += 4.9995;
-  [...timers.values()].find(({ every }) => !every).wake();
+  time.steady += 0.4995;
+  time.wall += 0.4995;
+  const [[id, early]] = timers;
+  timers.delete(id);
+  early.wake();
   assert.equal(wokenAt, 0);
   run(0.01);
 
@@ -161,6 +163,44 @@ test('nothing is left when the last one is cancelled', () => {
   for (const cancel of cancels) cancel();
 
   assert.equal(timers.size, 0);
+});
+
+test('a herd of timers is one timer of the runtime, and each wakes in its turn', () => {
+  const { clock, timers, delays, run } = arranged();
+  const start = clock.now();
+  const woken = [];
+  const cancels = Array.from({ length: 1_000 }, (_, n) => {
+    const place = (n * 387) % 1_000;
+    return clock.at(start + 1 + place / 100, () => woken.push(place));
+  });
+  for (let n = 0; n < 1_000; n += 2) cancels[n]();
+
+  assert.equal(timers.size, 1);
+  assert.ok(delays.length < 5, String(delays.length));
+  run(11.5);
+
+  const kept = Array.from({ length: 1_000 }, (_, n) => (n * 387) % 1_000).filter((_, n) => n % 2);
+  assert.deepEqual(
+    woken,
+    kept.sort((one, other) => one - other),
+  );
+  assert.equal(timers.size, 0);
+});
+
+test('a timer that throws does not keep the others from waking', () => {
+  const { clock, run } = arranged();
+  let woken = false;
+  clock.at(clock.now() + 0.1, () => {
+    throw new Error('mine');
+  });
+  clock.at(clock.now() + 0.2, () => {
+    woken = true;
+  });
+
+  assert.throws(() => run(0.15), /mine/);
+  run(1);
+
+  assert.equal(woken, true);
 });
 
 test('it also works with the timers that are really there', async () => {

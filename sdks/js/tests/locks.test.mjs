@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { getEventListeners } from 'node:events';
 import { after, test } from 'node:test';
 import { inspect } from 'node:util';
-import { arranged, renewals, SERVICE_KEY, sdk, settle, TOKEN, until } from './support.mjs';
+import { arranged, SERVICE_KEY, sdk, settle, TOKEN, until } from './support.mjs';
 
 const { ConflictError, LockLostError, ServerError, TransportError } = sdk;
 
@@ -658,52 +658,6 @@ test('a lock that is granted while the client closes is given back, and its call
 
   const { acquired, error } = await result;
   assert.deepEqual([acquired, error.constructor], [true, LockLostError]);
-});
-
-// --- many --------------------------------------------------------------------------------------------
-
-test('of many renewals that are due at once those with the least left go first, and few at a time', async () => {
-  const { Holding, Kept, MOST_IN_FLIGHT, Renewals } = renewals;
-  let now = 0;
-  const wakes = [];
-  const sent = [];
-  const loop = new Renewals({
-    clock: {
-      now: () => now,
-      at: (when, wake) => {
-        wakes.push({ when, wake });
-        return () => {};
-      },
-    },
-    timeout: 10,
-    jitter: () => 0,
-    send: ({ request }) => new Promise((resolve) => sent.push({ request, resolve })),
-  });
-  const grant = (sentAt) => ({ sentAt, expiresAt: '2026-11-29T12:00:00Z', fencingToken: 7, expiresIn: null });
-  const count = 3 * MOST_IN_FLIGHT;
-  const order = Array.from({ length: count }, (_, n) => (n * 37) % count);
-  for (const n of order) {
-    const acquired = { firstSentAt: n / 1000, grant: grant(n / 1000) };
-    const holding = new Holding(30, `k${n}`, TOKEN, acquired, 0);
-    const request = { operation: 'renew', n };
-    loop.keep(new Kept(holding, () => request, assert.fail));
-  }
-
-  now = 12; // all of them became due while the event loop was blocked
-  for (const { when, wake } of wakes.splice(0)) if (when <= now) wake();
-  assert.equal(sent.length, MOST_IN_FLIGHT);
-  for (let done = 0; done < count; done++) {
-    const body = JSON.stringify({ expires_at: '2026-11-29T12:00:00Z', fencing_token: 7 });
-    sent[done].resolve({ sentAt: now, status: 200, headers: new Headers(), body });
-    await settle();
-    assert.equal(sent.length, Math.min(MOST_IN_FLIGHT + done + 1, count));
-  }
-
-  const queued = sent.slice(MOST_IN_FLIGHT).map(({ request }) => request.n);
-  assert.deepEqual(
-    queued,
-    queued.toSorted((one, other) => one - other),
-  );
 });
 
 // --- secrets -----------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import { renewals, sdk, TOKEN } from './support.mjs';
 
 const { Holding, Kept, Renewals } = renewals;
 
+const TTLS = [5, 6, 8, 15, 20, 30, 60];
+
 /** A stream of numbers from 0 to below 1 that a seed fixes (mulberry32). */
 function randomly(seed) {
   let state = seed;
@@ -52,27 +54,30 @@ function grant(sentAt) {
   return { sentAt, expiresAt: '2026-11-29T12:00:00Z', fencingToken: 7, expiresIn: null };
 }
 
-function good(sentAt) {
-  const body = JSON.stringify({ expires_at: '2026-11-29T12:00:00Z', fencing_token: 7 });
-  return { sentAt, status: 200, headers: new Headers(), body };
+const requests = {
+  renew: () => ({ operation: 'renew' }),
+  renewMany: (parts) => ({ operation: 'renewMany', parts }),
+};
+
+function good(sentAt, { parts } = {}) {
+  const granted = { expires_at: '2026-11-29T12:00:00Z', fencing_token: 7 };
+  const body = parts ? { leases: parts.map(({ key }) => ({ key, ...granted })) } : granted;
+  return { sentAt, status: 200, headers: new Headers(), body: JSON.stringify(body) };
 }
 
 function begin(loop, ttl, losses) {
   const holding = new Holding(ttl, 'k', TOKEN, { firstSentAt: 0, grant: grant(0) }, 0);
-  const kept = new Kept(
-    holding,
-    () => ({ operation: 'renew' }),
-    () => losses.push(holding),
-  );
+  const kept = new Kept(holding, () => losses.push(holding));
   loop.keep(kept);
   return kept;
 }
 
-/** One lease of this TTL, whose server is away for a while from some moment on: is it lost? */
-async function isLost(ttl, random) {
+/** Leases of these TTLs, whose server is away for a while from some moment on: which were lost? */
+async function lostOf(ttls, random) {
   const world = new World();
-  const from = random() * 2 * ttl;
-  const until = from + (ttl >= 15 ? ttl / 2 : ttl / 3);
+  const shortest = Math.min(...ttls);
+  const from = random() * 2 * shortest;
+  const until = from + (shortest >= 15 ? shortest / 2 : shortest / 3);
   const kind = ['hang', 'reset', 'refusal', 'mixture'][Math.floor(random() * 4)];
   const fail = (sentAt, timeout) => {
     const way = kind === 'mixture' ? ['hang', 'reset', 'refusal'][Math.floor(random() * 3)] : kind;
@@ -82,29 +87,41 @@ async function isLost(ttl, random) {
   };
   const losses = [];
   const loop = new Renewals({
+    ...requests,
     clock: world,
     timeout: 10,
     jitter: () => 2 * random() - 1,
-    send: ({ timeout }) => {
+    send: ({ request, timeout }) => {
       const sentAt = world.now();
       const isAway = sentAt >= from && sentAt < until;
       return isAway
         ? fail(sentAt, timeout)
-        : new Promise((resolve) => world.at(sentAt + 0.005, () => resolve(good(sentAt))));
+        : new Promise((resolve) => world.at(sentAt + 0.005, () => resolve(good(sentAt, request))));
     },
   });
-  const kept = begin(loop, ttl, losses);
-  await world.run(3.2 * ttl);
-  loop.end(kept);
-  return losses.length > 0 ? { ttl, from, kind } : null;
+  const all = ttls.map((ttl) => begin(loop, ttl, losses));
+  await world.run(3.2 * shortest);
+  for (const kept of all) loop.end(kept);
+  return losses.map(({ ttl }) => ({ ttl, from, kind }));
 }
 
 test('of 2 000 leases with one outage each of a third of the TTL (a half from 15 s) none is lost', async () => {
   const random = randomly(4);
   const lost = [];
   for (let lease = 0; lease < 2_000; lease++) {
-    const loss = await isLost([5, 6, 8, 15, 20, 30, 60][lease % 7], random);
-    if (loss) lost.push(loss);
+    lost.push(...(await lostOf([TTLS[lease % TTLS.length]], random)));
+  }
+
+  assert.deepEqual(lost, []);
+});
+
+test('nor of 60 leases at a time that one client holds and renews together', async () => {
+  const random = randomly(7);
+  const lost = [];
+  for (let round = 0; round < 35; round++) {
+    const shortest = round % TTLS.length;
+    const ttls = Array.from({ length: 60 }, (_, n) => TTLS[Math.max(shortest, n % TTLS.length)]);
+    lost.push(...(await lostOf(ttls, random)));
   }
 
   assert.deepEqual(lost, []);
@@ -114,6 +131,7 @@ test('the measure is sharp: an outage of the whole TTL costs leases', async () =
   const world = new World();
   const losses = [];
   const loop = new Renewals({
+    ...requests,
     clock: world,
     timeout: 10,
     jitter: () => 0,
@@ -138,13 +156,14 @@ test('60 leases of 5 s whose renewals take 200 ms each: none is lost to a queue'
   const losses = [];
   let renewed = 0;
   const loop = new Renewals({
+    ...requests,
     clock: world,
     timeout: 10,
     jitter: () => 2 * random() - 1,
-    send: () => {
+    send: ({ request }) => {
       const sentAt = world.now();
-      renewed += 1;
-      return new Promise((resolve) => world.at(sentAt + 0.2, () => resolve(good(sentAt))));
+      renewed += request.parts?.length ?? 1;
+      return new Promise((resolve) => world.at(sentAt + 0.2, () => resolve(good(sentAt, request))));
     },
   });
   const all = Array.from({ length: 60 }, () => begin(loop, 5, losses));

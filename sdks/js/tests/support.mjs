@@ -11,6 +11,7 @@ const require = createRequire(import.meta.url);
 
 export const sdk = require('../build/index.js');
 export const clocks = require('../build/clock.js');
+export const { Heap } = require('../build/heap.js');
 export const guards = require('../build/guard.js');
 export const operations = require('../build/operations.js');
 export const renewals = require('../build/renewal.js');
