@@ -125,11 +125,14 @@ def conformance(session: nox.Session, part: str) -> None:
     run(session, "conformance", "run", "--sdk", part, "--junit", counts, *session.posargs)
 
 
-@in_environment
+@nox.session(requires=["environment"])
 def docs(session: nox.Session) -> None:
-    """The pages: every code block runs, every link and anchor leads somewhere."""
+    """The pages: every code block runs, the site is built, every link leads somewhere."""
     needed(session, "docs")
     use_sdks(session)
+    install(session, "docs", ())
+    run(session, "python", "docs/tests/layout.py")
+    session.run("zensical", "build", "--strict", "--clean")
     pytest(session, "docs/tests")
 
 
@@ -205,6 +208,7 @@ def lock(session: nox.Session) -> None:
         + ["--all-extras", "--group", "pyproject.toml:build", "--group", "pyproject.toml:test"],
         "examples": ["requirements/test.txt", "--group", "pyproject.toml:examples"],
         "lint": ["requirements/examples.txt", "--group", "pyproject.toml:lint"],
+        "docs": ["--group", "pyproject.toml:docs"],
         "node": ["--group", "pyproject.toml:node"],
     }
     options = ["--universal", "--python-version", "3.11.2", "--generate-hashes", "--no-header"]
@@ -264,7 +268,8 @@ def install(session: nox.Session, lock_name: str, packages: Sequence[str]) -> No
 
     def do() -> None:
         session.install("--require-hashes", "-r", str(requirements))
-        session.install("--no-deps", "--no-build-isolation", *editable)
+        if editable:
+            session.install("--no-deps", "--no-build-isolation", *editable)
 
     inside = [requirements, *(ROOT / package / "pyproject.toml" for package in packages)]
     with_stamp(Path(session.virtualenv.location) / "lock.stamp", inside, do)
