@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -77,7 +78,11 @@ _ENDINGS = {"python": "py", "js": "mjs", "ts": "mts", "ruby": "rb", "sh": "sh"}
 def _command(language: str, file: Path) -> list[str]:
     match language:
         case "python":
-            return [sys.executable, "-W", "error", str(file)]
+            # A block of tests is run as its reader runs it.
+            source = file.read_text(encoding="utf-8")
+            is_test = re.search(r"^(async )?def test_", source, re.MULTILINE)
+            runner = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if is_test else []
+            return [sys.executable, "-W", "error", *runner, str(file)]
         case "sh":
             return ["sh", "-eu", str(file)]
         case "ruby":
