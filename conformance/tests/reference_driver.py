@@ -266,6 +266,8 @@ class Guard:
     last_failure: VolcanoError | None = None
     over: bool = False
     closed: bool = False
+    joins_from: float | None = None  # while it waits for its next try, and nothing else
+    taken_along: "asyncio.Future[asyncio.Task[Shared]] | None" = None
     moved: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -300,6 +302,18 @@ class Guard:
         self.moved.set()
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What became of a request that renewed many: for all of it, or by lock token."""
+
+    sent: float
+    whole: "Response | VolcanoError | None" = None
+    answers: dict[str, Response] = field(default_factory=dict)
+
+
+STATUS_OF = {"lock_ownership_lost": 409, "lock_rate_limited": 429}
+
+
 class Sdk:
     """Its attributes and small methods are the places where the broken drivers are broken."""
 
@@ -309,6 +323,8 @@ class Sdk:
     acquire_tries = 2
     exit_seconds = 2.0
     longest = LONGEST
+    renews_many = True
+    """Until the server turns out to have no such route."""
 
     def __init__(
         self,
@@ -514,34 +530,26 @@ class Sdk:
 
     async def _renew_for_ever(self, guard: Guard) -> None:
         while True:
-            await self.clock.sleep(self._next_renewal(guard) - self.clock.now)
-            if not await self._renew_once(guard):
+            shared = await self._until_due(guard, self._next_renewal(guard))
+            if not await self._renew_once(guard, shared):
                 return
 
-    async def _renew_once(self, guard: Guard) -> bool:
+    async def _renew_once(self, guard: Guard, shared: "asyncio.Task[Shared] | None" = None) -> bool:
         """One due renewal with all its tries; False when there is nothing left to renew."""
         request_id, failures, last = self._renewal_id(guard), 0, False
         while not guard.over and not guard.look():
-            sent = self.clock.now
-            remaining = guard.stop - sent
+            remaining = guard.stop - self.clock.now
+            sent, answer = await self._try_to_renew(guard, request_id, shared)
             wait: float | None = None
-            try:
-                response = await self._send(
-                    "PATCH",
-                    guard.lease.key,
-                    guard.lease.token,
-                    int(guard.ttl),
-                    request_id,
-                    self.rules.try_timeout(remaining, self.timeout),
-                )
-            except TransportError as error:
-                guard.last_failure = error
+            if isinstance(answer, VolcanoError):
+                guard.last_failure = answer
+                wait = answer.facts.get("retry_after")
             else:
-                if self._accept(guard, response, sent):
+                if self._accept(guard, answer, sent):
                     return True
                 if guard.loss is not None:
                     return False
-                wait = response.retry_after()
+                wait = answer.retry_after()
             failures += 1
             if last:
                 break
@@ -551,8 +559,131 @@ class Sdk:
                 left = guard.stop - self.clock.now
                 last = wait >= left
                 next_try = max(next_try, self.clock.now + (left / 2 if last else wait))
-            await self.clock.sleep(next_try - self.clock.now)
+            shared = await self._until_due(guard, next_try, is_retry=True)
         return False
+
+    async def _try_to_renew(
+        self, guard: Guard, request_id: str, shared: "asyncio.Task[Shared] | None"
+    ) -> "tuple[float, Response | VolcanoError]":
+        """When it was sent, and what became of it: alone, or with all that are due as well."""
+        shared = shared or self._share(guard)
+        if shared is not None:
+            # Shielded: the others go on when the one that sent it ends.
+            outcome = await asyncio.shield(shared)
+            if outcome.whole is None:
+                return outcome.sent, outcome.answers[guard.lease.token]
+            if not self._renews_singly_after(outcome.whole):
+                return outcome.sent, outcome.whole
+        sent = self.clock.now
+        timeout = self.rules.try_timeout(guard.stop - sent, self.timeout)
+        lease, ttl = guard.lease, int(guard.ttl)
+        try:
+            return sent, await self._send("PATCH", lease.key, lease.token, ttl, request_id, timeout)
+        except TransportError as error:
+            return sent, error
+
+    async def _until_due(
+        self, guard: Guard, due: float, *, is_retry: bool = False
+    ) -> "asyncio.Task[Shared] | None":
+        """Sleeps, unless another lease's renewal takes this one along: then that.
+
+        A retry is never brought forward: it waits for its turn, or for `Retry-After`.
+        """
+        taken_along = asyncio.get_running_loop().create_future()
+        guard.joins_from = due - (0 if is_retry else self._brought_forward(guard.ttl))
+        guard.taken_along = taken_along
+        bell = asyncio.ensure_future(self.clock.sleep(due - self.clock.now))
+        try:
+            await asyncio.wait({bell, taken_along}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            bell.cancel()
+            guard.joins_from = guard.taken_along = None
+        return taken_along.result() if taken_along.done() else None
+
+    # -------------------------------------------------------- many renewals in one request
+
+    def _share(self, guard: Guard) -> "asyncio.Task[Shared] | None":
+        others = [each for each in self.guards.values() if self._rides_along(each)]
+        others = others[:499]
+        if not self.renews_many or not others:
+            return None
+        shared = self._spawn(self._renew_together([guard, *others]))
+        for other in others:
+            assert other.taken_along is not None
+            other.joins_from = None
+            other.taken_along.set_result(shared)
+        return shared
+
+    def _rides_along(self, guard: Guard) -> bool:
+        if guard.joins_from is None or guard.over or guard.look():
+            return False
+        return self.clock.now >= guard.joins_from
+
+    def _brought_forward(self, ttl: float) -> float:
+        """At most, in seconds."""
+        return min(0.5, ttl / 30)
+
+    async def _renew_together(self, guards: list[Guard]) -> Shared:
+        sent = self.clock.now
+        asked = [
+            {"key": each.lease.key, "token": each.lease.token, "ttl_seconds": int(each.ttl)}
+            for each in guards
+        ]
+        try:
+            response = await self.wire.exchange(
+                "PATCH",
+                "/lock-leases",
+                self._headers(new_id()),
+                json.dumps({"leases": asked}).encode(),
+                self._shared_timeout([each.stop - sent for each in guards]),
+            )
+        except TransportError as error:
+            return Shared(sent, error)
+        if response.status != 200:
+            return Shared(sent, self._of_the_whole(response))
+        answers = self._by_position(response, [each.lease for each in guards])
+        if answers is None:
+            return Shared(sent, ServerError("not an answer for each lease", status=200))
+        return Shared(sent, None, answers)
+
+    def _shared_timeout(self, remaining: list[float]) -> float:
+        return self.rules.try_timeout(min(remaining), self.timeout)
+
+    def _of_the_whole(self, response: Response) -> "Response | VolcanoError":
+        """A response is final for each of the leases or makes them renew singly."""
+        if response.status in (404, 405):
+            self.renews_many = False
+        if response.status in (400, 401, 403, 404, 405, 413):
+            return response
+        return response.error()
+
+    def _renews_singly_after(self, whole: "Response | VolcanoError") -> bool:
+        return isinstance(whole, Response) and whole.status in (400, 404, 405, 413)
+
+    def _by_position(self, response: Response, asked: list[Lease]) -> dict[str, Response] | None:
+        body = response.json()
+        items = body.get("leases") if isinstance(body, dict) else None
+        if not isinstance(items, list) or len(items) != len(asked):
+            return None
+        answers = {}
+        for lease, item in zip(asked, items, strict=True):
+            if not self._is_for(lease, item):
+                return None
+            answers[lease.token] = self._single(item, response.request_id)
+        return answers
+
+    def _is_for(self, lease: Lease, item: Any) -> bool:
+        return isinstance(item, dict) and item.get("key") == lease.key
+
+    def _single(self, item: dict[str, Any], request_id: str) -> Response:
+        """The answer that a renewal of this lease alone would have had."""
+        status = STATUS_OF.get(item["code"], 500) if "code" in item else 200
+        headers = {}
+        if "expires_in" in item:
+            headers["x-volcano-expires-in"] = str(item["expires_in"])
+        if "retry_after" in item:
+            headers["retry-after"] = str(item["retry_after"])
+        return Response(status, headers, json.dumps(item).encode(), request_id)
 
     def _accept(self, guard: Guard, response: Response, sent: float) -> bool:
         if response.status in self.final:
@@ -684,11 +815,7 @@ class Sdk:
         timeout: float,
         path: str | None = None,
     ) -> Response:
-        headers = {
-            "Authorization": f"Bearer {self.service_key}",
-            "X-Volcano-Request-Id": request_id,
-            "Content-Type": "application/json",
-        }
+        headers = self._headers(request_id)
         if token is not None:
             headers["X-Volcano-Lock-Token"] = token
         route = path or ("/locks/{}/lease" if token else "/locks/{}")
@@ -697,6 +824,13 @@ class Sdk:
         if method == "DELETE" and token is not None:
             self.spent.add(token)
         return await self.wire.exchange(method, segment, headers, body, timeout)
+
+    def _headers(self, request_id: str) -> dict[str, str]:
+        return {
+            "Authorization": f"Bearer {self.service_key}",
+            "X-Volcano-Request-Id": request_id,
+            "Content-Type": "application/json",
+        }
 
     def _lease_of(self, response: Response, key: str, token: str, status: int) -> Lease:
         body = response.json()
@@ -732,7 +866,15 @@ def expires_in(response: Response) -> float | None:
 
 # ---------------------------------------------------------------- the driver
 
-CAPABILITIES = ["with_lock", "direct_calls", "virtual_clock", "pushed_loss", "cancel", "close"]
+CAPABILITIES = [
+    "with_lock",
+    "direct_calls",
+    "virtual_clock",
+    "pushed_loss",
+    "cancel",
+    "close",
+    "renew_many",
+]
 
 
 class ReferenceDriver:

@@ -1,5 +1,6 @@
 """The reference server passes, and with one rule broken it is caught by the scenario named here."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from conformance import suite
 from conformance.reference import ReferenceServer
 from conformance.scenario import load_all
 from conformance.suite import Outcome, Plan
-from volcano_server import fencing, lease, quota, service, wire
+from volcano_server import batch, fencing, lease, quota, service, wire
 from volcano_server.access import Caller
 from volcano_server.lease import (
     Acquire,
@@ -230,6 +231,66 @@ def a_refusal_names_the_lock_token(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(wire, "_parse_uuid", parse)
 
 
+def many_renewals_cost_one(patch: pytest.MonkeyPatch) -> None:
+    honest = quota.Quota.spend
+
+    def spend(self: quota.Quota, project: str, operations: int = 1, **given: Any) -> Any:
+        if operations == 1:
+            return honest(self, project, **given)
+        return replace(honest(self, project, 0, **given), allowed=operations)
+
+    patch.setattr(quota.Quota, "spend", spend)
+
+
+def many_renewals_in_reverse(patch: pytest.MonkeyPatch) -> None:
+    honest = batch.BatchQueue.submit_all
+
+    async def submit_all(self: batch.BatchQueue, commands: Any) -> Any:
+        return (await honest(self, commands[::-1]))[::-1]
+
+    patch.setattr(batch.BatchQueue, "submit_all", submit_all)
+
+
+def one_refusal_refuses_many(patch: pytest.MonkeyPatch) -> None:
+    honest = batch.BatchQueue.submit_all
+
+    async def submit_all(self: batch.BatchQueue, commands: Any) -> Any:
+        answers = await honest(self, commands)
+        refused = LOCK_OWNERSHIP_LOST in answers
+        return [LOCK_OWNERSHIP_LOST] * len(answers) if refused else answers
+
+    patch.setattr(batch.BatchQueue, "submit_all", submit_all)
+
+
+def two_spellings_are_two_tokens_among_many(patch: pytest.MonkeyPatch) -> None:
+    def renew(slot_key: SlotKey, token: str, ttl_seconds: int) -> Renew:
+        return Renew(slot_key, token.upper(), ttl_seconds)
+
+    patch.setattr(service, "Renew", renew)
+
+
+def a_wrong_lease_among_many_is_left_out(patch: pytest.MonkeyPatch) -> None:
+    honest = wire.parse_renewals
+
+    def parse(body: bytes) -> list[wire.Renewal]:
+        try:
+            return honest(body)
+        except wire.InvalidRequestError:
+            leases = json.loads(body)["leases"]
+            return honest(json.dumps({"leases": leases[:1]}).encode())
+
+    patch.setattr(wire, "parse_renewals", parse)
+
+
+def many_answers_without_their_keys(patch: pytest.MonkeyPatch) -> None:
+    honest = wire._lease_in_many
+
+    def lease_in_many(key: str, answer: Any) -> bytes:
+        return json.dumps({"lock": key, **json.loads(honest(key, answer))}).encode()
+
+    patch.setattr(wire, "_lease_in_many", lease_in_many)
+
+
 BROKEN: list[tuple[Break, str]] = [
     (no_grace, "server/nobody_can_take_a_key_in_its_grace"),
     (no_margin, "server/a_late_renewal_is_refused"),
@@ -252,6 +313,16 @@ BROKEN: list[tuple[Break, str]] = [
     (keys_are_decoded_twice, "server/a_raw_path_is_never_another_lock"),
     (one_project_for_all, "server/two_projects_do_not_meet"),
     (a_refusal_names_the_lock_token, "server/a_wrong_lock_token_is_refused"),
+    (many_renewals_cost_one, "server/renew_many_costs_one_each"),
+    (many_renewals_in_reverse, "server/renew_many_decides_in_order"),
+    (one_refusal_refuses_many, "server/renew_many_refuses_one_alone"),
+    (a_renewal_creates, "server/renew_many_refuses_one_alone"),
+    (no_margin, "server/renew_many_keeps_the_margin"),
+    (two_spellings_are_two_tokens_among_many, "server/renew_many_compares_tokens_as_uuids"),
+    (a_wrong_lease_among_many_is_left_out, "server/renew_many_is_refused_as_a_whole"),
+    (many_answers_without_their_keys, "server/renew_many_has_exact_members"),
+    (an_anon_key_is_let_in, "server/renew_many_checks_the_credential"),
+    (one_project_for_all, "server/renew_many_in_another_project"),
 ]
 
 

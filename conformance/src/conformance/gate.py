@@ -59,7 +59,10 @@ class Parked:
         return f"{self.method} {self.path}"
 
     def seen(self) -> dict[str, Any]:
-        """For matching.  `token` in the canonical form; `headers` as they came, names lowered."""
+        """For matching.  `token` in the canonical form; `headers` as they came, names lowered.
+
+        `leases` of a renew_many by key: which one comes first is the SDK's affair.
+        """
         seen: dict[str, Any] = {
             "path": self.path,
             "request_id": self.header("X-Volcano-Request-Id"),
@@ -72,6 +75,16 @@ class Parked:
             seen["key"] = unquote_to_bytes(route[1]).decode("utf-8", "replace")
         if isinstance(self.json, dict) and "ttl_seconds" in self.json:
             seen["ttl"] = self.json["ttl_seconds"]
+        if self.operation() == "renew_many" and not _flaw_of_many(self.json):
+            leases = [
+                {
+                    "key": each["key"],
+                    "token": _canonical(each["token"]),
+                    "ttl": each["ttl_seconds"],
+                }
+                for each in self.json["leases"]
+            ]
+            seen["leases"] = sorted(leases, key=lambda lease: str(lease["key"]))
         return {name: value for name, value in seen.items() if value is not None}
 
     def __str__(self) -> str:
@@ -81,7 +94,7 @@ class Parked:
             f" request_id={self.header('X-Volcano-Request-Id')} {body}".rstrip()
         )
 
-    def flaw(self, credential: str | None) -> str | None:  # noqa: PLR0911 - one per rule
+    def flaw(self, credential: str | None) -> str | None:
         """What no SDK may send, whatever the script asks for."""
         operation = self.operation()
         token, request_id = self.header("X-Volcano-Lock-Token"), self.header("X-Volcano-Request-Id")
@@ -94,13 +107,18 @@ class Parked:
                 return "X-Volcano-Lock-Token is not a UUID of the form 8-4-4-4-12"
         elif token is not None:
             return f"{operation} carries a lock token"
-        if operation in ("acquire", "renew"):
-            if not isinstance(self.json, dict) or list(self.json) != ["ttl_seconds"]:
-                return 'the body is not {"ttl_seconds": n}'
-            if "application/json" not in (self.header("Content-Type") or ""):
-                return "Content-Type is not application/json"
-        elif operation != "renew_many" and self.body not in (b"", b"{}", b"null"):
-            return f"{operation} carries a body"
+        return self._flaw_of_body(operation)
+
+    def _flaw_of_body(self, operation: str) -> str | None:
+        if operation not in ("acquire", "renew", "renew_many"):
+            empty = self.body in (b"", b"{}", b"null")
+            return None if empty else f"{operation} carries a body"
+        if "application/json" not in (self.header("Content-Type") or ""):
+            return "Content-Type is not application/json"
+        if operation == "renew_many":
+            return _flaw_of_many(self.json)
+        if not isinstance(self.json, dict) or list(self.json) != ["ttl_seconds"]:
+            return 'the body is not {"ttl_seconds": n}'
         return None
 
     # ------------------------------------------------------------ the playing thread's side
@@ -166,6 +184,18 @@ class Parked:
     def let_go(self) -> None:
         """The scenario is over: end the handler thread."""
         self._verdict.set()
+
+
+def _flaw_of_many(body: Any) -> str | None:
+    leases = body.get("leases") if isinstance(body, dict) and len(body) == 1 else None
+    if not isinstance(leases, list) or not 2 <= len(leases) <= 500:
+        return "the body is not 2 to 500 leases: one that is due alone is renewed singly"
+    for lease in leases:
+        if not isinstance(lease, dict) or sorted(lease) != ["key", "token", "ttl_seconds"]:
+            return "a lease has other members than key, token and ttl_seconds"
+        if not isinstance(lease["token"], str) or _canonical(lease["token"]) is None:
+            return "a lease's token is not a UUID of the form 8-4-4-4-12"
+    return None
 
 
 def _canonical(text: str | None) -> str | None:

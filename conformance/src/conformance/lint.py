@@ -19,6 +19,7 @@ from conformance.scenario import BadScenarioError, Scenario, Step, load, read_js
 
 NOT_PLAYED = {
     "the-clock-on-sqlite": "a store's own rule: reference-server/tests",
+    "the-clock-on-postgresql": "a store's own rule: reference-server/tests",
     "batches": "a store's own rule: reference-server/tests",
     "durability": "needs crashes of the server: reference-server/tests",
     "restarts": "needs restarts of the server: reference-server/tests",

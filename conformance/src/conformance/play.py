@@ -37,6 +37,7 @@ _ROUTES = {
     "release": ("DELETE", "/locks/{}/lease"),
     "get": ("GET", "/locks/{}"),
     "force_release": ("DELETE", "/locks/{}"),
+    "renew_many": ("PATCH", "/lock-leases"),
 }
 
 
@@ -177,18 +178,20 @@ class Play:
 
     def _cut_off(self, player: Player, verdict: Any) -> None:
         """From now on every request meets the verdict; None: that is over."""
-        self.say(
-            f"{player.actor.name} is {'cut off: ' if verdict else 'connected again'}{verdict or ''}"
-        )
+        how = f"on its own: {verdict}" if verdict else "watched again"
+        self.say(f"{player.actor.name} is {how}")
         player.gate.outage_answers = verdict not in (None, "hang")
         player.gate.outage = verdict and (lambda parked: self._in_vain(player, parked, verdict))
 
     def _in_vain(self, player: Player, parked: Parked, verdict: Any) -> None:
-        self.say(f"{player.actor.name} sends, in vain, {parked}")
+        self.say(f"{player.actor.name}, on its own, sends {parked}")
         if verdict == "hang":
             parked.hang()
         elif verdict == "lose_request":
             parked.decide_at_once(None)
+        elif verdict == "deliver":
+            sent = self.target.send(parked.method, parked.path, parked.headers, parked.body)
+            parked.decide_at_once(sent)
         else:
             parked.decide_at_once(made_up(verdict["answer"]))
 
@@ -255,15 +258,24 @@ class Play:
         if verdict in ("deliver", "lose_response"):
             answer = self.target.send(parked.method, parked.path, parked.headers, parked.body)
         elif isinstance(verdict, dict):
-            answer = made_up(self.bindings.fill(verdict["answer"]))
+            answer = made_up(self._in_order(self.bindings.fill(verdict["answer"]), parked))
         if answer is not None:
             self.say(f"    the server answers {answer.status} {answer.body.decode('latin-1')}")
-            match(step.get("gets", {}), answer.seen(), self.bindings, "gets")
+            match(self._wanted(step.get("gets", {})), _by_key(answer), self.bindings, "gets")
         if answer is not None and verdict != "lose_response":
             parked.answer(answer, self.patience)
         else:
             self.say(f"    {verdict}")
             parked.lose(self.patience)
+
+    def _in_order(self, answer: dict[str, Any], parked: Parked) -> dict[str, Any]:
+        """A made-up answer's `leases` as its body, in the order in which they were asked for."""
+        if "leases" not in answer:
+            return answer
+        asked = [lease["key"] for lease in parked.json["leases"]]
+        leases = [{**lease, "key": self._key(lease["key"])} for lease in answer.pop("leases")]
+        leases.sort(key=lambda lease: asked.index(lease["key"]) if lease["key"] in asked else -1)
+        return {**answer, "body": {"leases": leases}}
 
     def _sleeps(self, player: Player, wanted: Any) -> None:
         if self.mode is Mode.REAL:
@@ -317,7 +329,7 @@ class Play:
         times = int(self.bindings.fill(repeat.get("times", 1)))
         for _ in range(times):
             seen = self._exchange(step).seen()
-            match(step.get("gets", _GOOD), seen, self.bindings, "gets")
+            match(self._wanted(step.get("gets", _GOOD)), seen, self.bindings, "gets")
 
     def _exchange(self, step: Step) -> Answer:
         method, path, headers, body = self._request_of(step)
@@ -341,15 +353,16 @@ class Play:
         if verb == "request":
             method, path = given["method"], given["path"]
         else:
-            method, path = _ROUTES[verb][0], _ROUTES[verb][1].format(self._segment(given["key"]))
+            method, path = _ROUTES[verb]
+            path = path.format(self._segment(given.get("key", "")))
         credential = self.target.credentials[given.get("credential", "valid")]
         headers: dict[str, Any] = {
             "Authorization": credential and f"Bearer {credential}",
             "X-Volcano-Request-Id": given.get("request_id", str(uuid.uuid4())),
             "Content-Type": "application/json",
         }
+        own = self._callers.setdefault(step["who"], str(uuid.uuid4()))
         if verb in ("acquire", "renew", "release"):
-            own = self._callers.setdefault(step["who"], str(uuid.uuid4()))
             headers["X-Volcano-Lock-Token"] = given.get("token", own)
         headers |= given.get("headers", {})
         body = b""
@@ -359,7 +372,15 @@ class Play:
             body = json.dumps(given["body"]).encode()
         elif verb in ("acquire", "renew"):
             body = json.dumps({"ttl_seconds": given["ttl"]}).encode()
+        elif verb == "renew_many":
+            leases = [self._renewal(lease, own) for lease in given["leases"]]
+            leases *= int(given.get("times", 1))
+            body = json.dumps({"leases": leases}).encode()
         return method, path, [(n, v) for n, v in headers.items() if v is not None], body
+
+    def _renewal(self, lease: dict[str, Any], own_token: str) -> dict[str, Any]:
+        token = lease.get("token", own_token)
+        return {"key": self._key(lease["key"]), "token": token, "ttl_seconds": lease["ttl"]}
 
     def _segment(self, key: Any) -> str:
         """One path segment; `{"raw": "…"}` goes out as it is."""
@@ -376,8 +397,11 @@ class Play:
         return key + self.target.key_suffix if own else key
 
     def _wanted(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        wanted = dict(wanted)
         if isinstance(wanted.get("key"), str):
-            return {**wanted, "key": self._key(wanted["key"])}
+            wanted["key"] = self._key(wanted["key"])
+        if isinstance(wanted.get("leases"), list):
+            wanted["leases"] = [self._wanted(lease) for lease in wanted["leases"]]
         return wanted
 
     # ------------------------------------------------------------ time and rest
@@ -509,6 +533,15 @@ class Play:
             left = self._instead(player)
             if left != "nothing":
                 raise MismatchError(f"{name}, at the end", "nothing more", left)
+
+
+def _by_key(answer: Answer) -> dict[str, Any]:
+    """As `seen`, with `leases` in the order of their keys, as a step lists them."""
+    seen = answer.seen()
+    leases = seen.get("leases")
+    if isinstance(leases, list) and all(isinstance(lease, dict) for lease in leases):
+        seen["leases"] = sorted(leases, key=lambda lease: str(lease.get("key")))
+    return seen
 
 
 def made_up(answer: dict[str, Any]) -> Answer:

@@ -110,20 +110,23 @@ def read_results(path: Path) -> list[Result]:
 
 
 def probe(url: str, service_key: str) -> set[str]:
-    """What a server shows of itself: whether there is a quota."""
+    """What a server shows of itself: whether there is a quota, and which additions of ours."""
     headers = [
         ("Authorization", f"Bearer {service_key}"),
         ("X-Volcano-Request-Id", "00000000-0000-4000-8000-000000000000"),
         ("Content-Type", "application/json"),
     ]
     try:
-        answer = Target(url.rstrip("/"), {}).send("GET", "/locks/probe", headers, b"")
+        target = Target(url.rstrip("/"), {})
+        answer = target.send("GET", "/locks/probe", headers, b"")
+        many = target.send("PATCH", "/lock-leases", headers, b"{}")
     except (OSError, ValueError) as error:
         raise BadScenarioError(f"--url: nothing answers at {url}: {error}") from None
     if answer.status in (401, 403):
         raise BadScenarioError(f"--service-key: the server answers {answer.status} to it")
     limit = answer.seen()["headers"].get("x-ratelimit-limit")
-    return {"unlimited"} if limit is None else {"quota"}
+    found = {"unlimited"} if limit is None else {"quota"}
+    return found | ({"renew_many"} if many.status not in (404, 405) else set())
 
 
 # ---------------------------------------------------------------- docs/conformance.md

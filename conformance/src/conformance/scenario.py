@@ -15,7 +15,9 @@ from conformance.driver import validator
 
 Step = dict[str, Any]
 
-SERVER_CAPABILITIES = frozenset(["server_clock", "exact_quota", "quota", "unlimited"])
+SHARED_CAPABILITIES = frozenset(["renew_many"])
+"""Additions of ours, which a server has and an SDK uses."""
+SERVER_CAPABILITIES = SHARED_CAPABILITIES | {"server_clock", "exact_quota", "quota", "unlimited"}
 
 
 class BadScenarioError(Exception):

@@ -19,7 +19,7 @@ from conformance.driver import Driver, DriverError, UnsupportedError
 from conformance.gate import Gate
 from conformance.match import MismatchError, show
 from conformance.play import Mode, Play, Player, SkipError
-from conformance.scenario import SERVER_CAPABILITIES, Actor, Scenario
+from conformance.scenario import SERVER_CAPABILITIES, SHARED_CAPABILITIES, Actor, Scenario
 from conformance.target import Target
 
 LONGEST_REAL = 60.0
@@ -137,7 +137,8 @@ class Worker:
         driver = self._ready_driver(column, gate, credential, actor)
         player = Player(actor, driver, gate, credential)
         self._hired.append(player)
-        lacking = scenario.requires - SERVER_CAPABILITIES - driver.capabilities
+        of_drivers = scenario.requires - (SERVER_CAPABILITIES - SHARED_CAPABILITIES)
+        lacking = of_drivers - driver.capabilities
         if lacking:
             raise SkipError(f"{column.name} has no {', '.join(sorted(lacking))}")
         return player
