@@ -19,7 +19,7 @@ class Cancelled < StandardError; end
 class Unsupported < StandardError; end
 
 class Driver
-  CAPABILITIES = %w[with_lock direct_calls pushed_loss cancel close].freeze
+  CAPABILITIES = %w[with_lock direct_calls pushed_loss cancel close renew_many].freeze
   QUIET_PATIENCE = 4.0
 
   LINE = Mutex.new

@@ -53,6 +53,45 @@ class TestOperations < VolcanoTest
     assert_match(/request_id must be a UUID; got "17"/, error.message)
   end
 
+  def test_many_renewals_are_one_request_with_the_tokens_in_its_body
+    request = renew_many("a:1", "b")
+
+    assert_equal(["PATCH", "/lock-leases"], [request.http_method, request.path])
+    lease = { "token" => TOKEN, "ttl_seconds" => 30 }
+    assert_equal({ "leases" => [{ "key" => "a:1", **lease }, { "key" => "b", **lease }] }, JSON.parse(request.body))
+    assert_equal(%w[Authorization Content-Type X-Volcano-Request-Id], request.headers.keys)
+    refute_match(/#{TOKEN}|sk-test/, request.inspect)
+  end
+
+  def test_each_answer_among_many_is_read_like_that_of_one_renewal
+    good = { key: "a", expires_at: "2026-11-29T12:00:00Z", fencing_token: 7 }
+    rows = {
+      { **good, expires_in: 29.5 } => 29.5,
+      { **good, expires_in: 29.9999 } => 29.999,
+      { **good, expires_in: 30 } => 30.0,
+      { **good, expires_in: 0.00001 } => 0.0,
+      { **good, expires_in: -1 } => nil,
+      { **good, expires_in: "29" } => nil,
+      good => nil
+    }
+    assert_equal(rows.values, rows.keys.map { |item| granted_among(item).expires_in })
+    assert_equal([7, 100.0, Time.utc(2026, 11, 29, 12)], granted_among(good).to_h.values_at(:fencing_token, :sent_at, :expires_at))
+  end
+
+  def test_each_refusal_among_many_is_the_error_that_it_is_alone
+    table("error_names").reject { |row| [404, 500, 502, 504].include?(row["status"]) }.each do |row|
+      error = assert_raises(Volcano::Error, row) { granted_among(key: "a", code: row["code"], error: "No.", retry_after: 3) }
+      assert_equal([row["error"], row["status"], row["code"], 3.0], [error.class.name.split("::").last, error.status, error.code, error.retry_after])
+    end
+    [-5, 1.5, "3", nil].each do |retry_after|
+      assert_nil(assert_raises(Volcano::Error) { granted_among(key: "a", code: "lock_rate_limited", error: "No.", retry_after: retry_after) }.retry_after)
+    end
+    ["new_code", 5, nil].each do |code|
+      error = assert_raises(Volcano::Error::ServerError) { granted_among(key: "a", code: code, error: "?", expires_at: "2026-11-29T12:00:00Z", fencing_token: 7) }
+      assert_equal(200, error.status)
+    end
+  end
+
   def test_a_lease_must_be_one_and_of_this_key
     lease = Volcano::LockLease.new(key: "a", token: TOKEN, expires_at: Time.now, fencing_token: 1)
 
@@ -211,6 +250,19 @@ class TestOperations < VolcanoTest
   end
 
   private
+
+  def renew_many(*keys)
+    leases = keys.map { |key| [Volcano::LockLease.new(key: key, token: TOKEN, expires_at: Time.now, fencing_token: 7), 30] }
+    O.renew_many(leases, **IDS.except(:token))
+  end
+
+  # The Grant in an answer to two leases, of which the second is this one.
+  def granted_among(item)
+    request = renew_many("b", "a")
+    body = JSON.generate(leases: [{ key: "b", code: "lock_held", error: "No." }, item])
+    answer = O::Answer.new(sent_at: 100.0, status: 200, headers: {}, body: body)
+    O.granted(request, O.renewed_each(request, %w[b a], answer).last)
+  end
 
   def answer(status, body, headers = {})
     body = JSON.generate(body) if body.is_a?(Hash)

@@ -126,6 +126,18 @@ class TestRenewal < VolcanoTest
     refute_predicate(held, :live?)
   end
 
+  # Due at 110: half a second earlier it may share a request, after a failure not a moment earlier.
+  def test_a_renewal_is_brought_forward_by_half_a_second_and_a_retry_not_at_all
+    held = holding
+
+    assert_equal([false, true, true], ([109.49, 109.5, 110.0].map { |now| held.may_join?(now) }))
+    held.renewed(request, refusal(503, sent_at: 110.0), now: 110.0, jitter: 0)
+    assert_equal([false, true], ([110.09, 110.11].map { |now| held.may_join?(now) }))
+    held.ended = true
+    refute(held.may_join?(111.0))
+    assert_equal([0.2, 0.5, 0.5], ([6, 15, 900].map { |ttl| R.leeway(ttl) }))
+  end
+
   def test_after_its_end_a_lock_is_never_lost
     held = holding
     held.ended = true

@@ -145,11 +145,11 @@ class TestTransport < VolcanoTest
   end
 
   def test_a_body_without_end_is_cut_off
-    locks = locks_of(timeout: 5) { |request| request.answer(200, "x" * 100_000) }
+    locks = locks_of(timeout: 5) { |request| request.answer(200, "x" * 600_000) }
 
     error = assert_raises(Volcano::Error::TransportError) { locks.get("k") }
 
-    assert_match(/longer than 65536 bytes/, error.message)
+    assert_match(/longer than 524288 bytes/, error.message)
   end
 
   def test_an_unreachable_server_is_said_to_be_so

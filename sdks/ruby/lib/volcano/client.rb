@@ -155,7 +155,7 @@ module Volcano
       transport, renewals = [true, false].map { |openers| Transport.new(@uri, proxy: @proxy, clock: clock, openers: openers) }
       keeper = Keeper.new(
         clock: clock, transport: renewals, timeout: @timeout, mine: -> { pid == Process.pid },
-        request: @locks.method(:renewal_request), log: ->(sentence) { log(:warn, sentence) }
+        sender: @locks.method(:sender), log: ->(sentence) { log(:warn, sentence) }
       )
       Fork.watch(self, [transport, renewals])
       Session.new(clock: clock, transport: transport, renewals: renewals, keeper: keeper, pid: pid)

@@ -12,6 +12,10 @@ module Volcano
   # left first) and call the users' `on_lost` blocks. All of them start on demand and leave when there is
   # nothing to do; there is never a thread per lock.
   #
+  #   due timer ──> due ──> worker takes the most urgent, and what else is due or nearly so ──> one request
+  #                  ^                    │ alone: the single route           many: renew many │
+  #                  └── each by itself, where the request as a whole was refused ─────────────┘
+  #
   # One mutex guards all of it, which is why it is one file: a lock's state, its timers and the workers' queue change
   # together or not at all. Nobody does I/O or runs a user's block while holding that mutex.
   # @api private
@@ -33,8 +37,9 @@ module Volcano
       include Discreet
 
       attr_reader :holding, :first_lease, :was_late, :changed, :calls
-      # request: of the due renewal, from its first try to its success; exchange: of the try under way.
-      attr_accessor :stop_timer, :due_timer, :request, :exchange, :renewing, :announced
+      # request: of the due renewal when sent by itself, from its first such try to its success; alone: it must be
+      # sent by itself this time.
+      attr_accessor :stop_timer, :due_timer, :request, :alone, :renewing, :announced
 
       def initialize(holding, now, mine)
         @holding = holding
@@ -44,12 +49,18 @@ module Volcano
         @changed = ConditionVariable.new # after each renewal, at the loss, at the end
         @calls = [] # the on_lost blocks
         @renewing = false # queued for a worker, or with one
+        @alone = false
         @announced = false
       end
 
       # What every request of this lease is known by.
       def lease_key
-        [@first_lease.key, @first_lease.token]
+        @lease_key ||= [@first_lease.key, @first_lease.token].freeze
+      end
+
+      # Until when it can be renewed, by what is known now.
+      def stop_at
+        @holding.trust.stop_at
       end
 
       # Does it belong to this process? (Not in the child of a fork.)
@@ -58,14 +69,28 @@ module Volcano
       end
     end
 
-    # @param request [Proc] (lease, ttl) -> the Request of a new renewal
+    # Renewals that travel in one request: their locks, its Try, and the exchange while it is under way.
+    Batch = Struct.new(:locks, :attempt, :exchange) do
+      include Discreet
+
+      def many?
+        locks.size > 1
+      end
+
+      # It is as urgent as the most urgent of them.
+      def stop_at
+        locks.map(&:stop_at).min
+      end
+    end
+
+    # @param sender [Proc] -> the credential and a new request id
     # @param log [Proc] told a sentence about what nobody else would hear of
-    def initialize(clock:, transport:, timeout:, mine:, request:, log:)
+    def initialize(clock:, transport:, timeout:, mine:, sender:, log:)
       @clock = clock
       @transport = transport
       @timeout = timeout
       @mine = mine
-      @request = request
+      @sender = sender
       @log = log
       @mutex = Mutex.new
       @kept = {} # {["nightly", "1b9d…"] => [Kept, …]} running with_locks
@@ -74,7 +99,8 @@ module Volcano
       @calls = [] # [Proc, …] on_lost blocks to be called
       @work = ConditionVariable.new
       @workers = [] # [Thread, …]
-      @under_way = [] # [Kept, …] whose renewal a worker has sent
+      @under_way = [] # [Batch, …] that workers have sent
+      @together = true # until the server is seen to lack it
       @room_timer = nil
       @idle = 0
       @closed = false
@@ -294,10 +320,10 @@ module Volcano
     # A server that hangs must not let locks with much time left use up that of the others.
     def make_room
       @room_timer = reset(@room_timer, nil)
-      urgent = @due.min_by { |kept| kept.holding.trust.stop_at }
-      slack = @under_way.max_by { |kept| kept.holding.trust.stop_at }
+      urgent = @due.min_by(&:stop_at)
+      slack = @under_way.max_by(&:stop_at)
       now = @clock.now
-      return unless urgent && slack && slack.holding.trust.stop_at - now > 2 * (urgent.holding.trust.stop_at - now)
+      return unless urgent && slack && slack.stop_at - now > 2 * (urgent.stop_at - now)
 
       had_its_time = slack.exchange.began_at + ROOM_SECONDS
       slack.exchange.abort if had_its_time <= now
@@ -341,11 +367,22 @@ module Volcano
     end
 
     def renewal_job
-      kept = @due.min_by { |one| one.holding.trust.stop_at }
-      return unless kept
+      urgent = @due.min_by(&:stop_at)
+      return unless urgent
 
-      @due.delete(kept)
-      -> { renew(kept) }
+      locks = [urgent, *companions(urgent)]
+      locks.each { |kept| kept.renewing = true }
+      @due -= locks
+      -> { renew(locks) }
+    end
+
+    # Whose renewals go along with that one's: those that are due, or nearly so, the urgent ones first.
+    def companions(urgent)
+      return [] if urgent.alone || !@together
+
+      now = @clock.now
+      nearly_due = @kept.values.flatten.select { |kept| !kept.renewing && kept.holding.may_join?(now) }
+      [*@due.reject { |kept| kept.alone || kept.equal?(urgent) }, *nearly_due].min_by(Operations::MANY - 1, &:stop_at)
     end
 
     def call_job
@@ -367,45 +404,80 @@ module Volcano
       end
     end
 
-    def renew(kept)
-      request, attempt = synchronize { next_try(kept) }
-      outcome = attempt && @transport.call(attempt) { |exchange| under_way(kept, exchange) }
+    def renew(locks)
+      batch = synchronize { next_batch(locks) }
+      outcome = batch && @transport.call(batch.attempt) { |exchange| under_way(batch, exchange) }
     ensure
-      synchronize { tried(kept, request, outcome) }
+      synchronize { tried(locks, batch, outcome) }
     end
 
-    # The renewal that is due: [Request, Try], or nil when the lock is no longer held.
-    def next_try(kept)
-      return unless held?(kept)
+    # What is to be sent for those that are still held; nil when there is none.
+    def next_batch(locks)
+      held = locks.select { |kept| held?(kept) }
+      return if held.empty?
 
+      request = held.size == 1 ? renewal_of(held.first) : Operations.renew_many(held.map { |kept| [kept.holding.lease, kept.holding.ttl] }, **@sender.call)
+      Batch.new(held, held.map { |kept| next_try(kept, request) }.min_by(&:timeout))
+    end
+
+    def renewal_of(kept)
+      lease = kept.holding.lease
+      kept.request ||= Operations.renew(lease.key, ttl: kept.holding.ttl, token: lease.token, **@sender.call)
+    end
+
+    # The Try that this lock allows.
+    def next_try(kept, request)
       holding = kept.holding
-      request = kept.request ||= @request.call(holding.lease, holding.ttl)
       attempt = holding.renewal(request, @clock.now, @timeout)
-      (@kept.fetch(kept.lease_key, []) - [kept]).each do |other|
+      @kept.fetch(kept.lease_key, []).each do |other|
+        next if other.equal?(kept)
+
         other.holding.sent(@clock.now, holding.ttl)
         settle(other)
       end
       settle(kept)
-      [request, attempt]
+      attempt
     end
 
-    def under_way(kept, exchange)
+    def under_way(batch, exchange)
       synchronize do
-        kept.exchange = exchange
-        @under_way << kept
+        batch.exchange = exchange
+        @under_way << batch
       end
     end
 
-    def tried(kept, request, outcome)
-      kept.renewing = false
-      @under_way.delete(kept)
-      if request
-        outcome ||= Operations::Failure.new(sent_at: @clock.now, error: Error::TransportError.new("renew was interrupted"), reached: true)
-        kept.holding.renewed(request, outcome, now: @clock.now, jitter: jitter)
-        kept.request = nil if kept.holding.schedule.failures.zero?
-        kept.changed.broadcast
-      end
-      settle(kept)
+    def tried(locks, batch, outcome)
+      @under_way.delete_if { |one| one.equal?(batch) }
+      outcomes = batch && outcomes_of(batch, outcome)
+      return send_apart(locks) if batch && outcomes.nil?
+
+      locks.each { |kept| kept.renewing = kept.alone = false }
+      batch&.locks&.zip(outcomes) { |kept, own| renewed(kept, batch.attempt.request, own) }
+      locks.each { |kept| settle(kept) }
+    end
+
+    # What became of each renewal in it; nil when they must be sent apart.
+    def outcomes_of(batch, outcome)
+      request = batch.attempt.request
+      outcome ||= Operations::Failure.new(sent_at: @clock.now, error: Error::TransportError.new("renew was interrupted"), reached: true)
+      return [outcome] unless batch.many?
+
+      @together = false if Operations.lacking?(outcome)
+      Operations.renewed_each(request, batch.locks.map { |kept| kept.holding.lease.key }, outcome)
+    end
+
+    def renewed(kept, request, outcome)
+      kept.holding.renewed(request, outcome, now: @clock.now, jitter: jitter)
+      kept.request = nil if kept.holding.schedule.failures.zero?
+      kept.changed.broadcast
+    end
+
+    # Each by itself, at once, and for this time only.
+    def send_apart(locks)
+      locks.each { |kept| kept.alone = true }
+      @due.concat(locks)
+      locks.each { |kept| settle(kept) }
+      [locks.size, WORKERS].min.times { wake_worker }
     end
   end
 end

@@ -132,10 +132,13 @@ module Volcano
     end
     alias to_s inspect
 
-    # The request of one more renewal.
+    # What every request says of its sender: a new request id, unless one is given, and the credential.
     # @api private
-    def renewal_request(lease, ttl)
-      Operations.renew(lease.key, ttl: ttl, token: lease.token, **sender(nil))
+    def sender(request_id = nil)
+      {
+        request_id: request_id.nil? ? SecureRandom.uuid.freeze : Operations.checked_request_id(request_id),
+        service_key: @client.service_key
+      }
     end
 
     # Sends a release for a lease of the SDK's own, up to the end: an interrupt that comes through the shield
@@ -143,7 +146,7 @@ module Volcano
     # @api private
     def release_whole(session, key, token, tries:)
       spend(token)
-      request = Operations.release(key, token: token, **sender(nil))
+      request = Operations.release(key, token: token, **sender)
       see_through(session, flow = Operations::ReleaseFlow.new(request, tries: tries))
       flow
     end
@@ -169,13 +172,6 @@ module Volcano
       token = token.nil? ? SecureRandom.uuid.freeze : unspent(Operations.checked_token(token))
       request = Operations.acquire(key, ttl: ttl, token: token, **sender(request_id))
       Acquisition.new(self, @client.session, request, key: key, ttl: ttl, token: token, timeout: @client.timeout, log: @client.method(:log))
-    end
-
-    def sender(request_id)
-      {
-        request_id: request_id.nil? ? SecureRandom.uuid.freeze : Operations.checked_request_id(request_id),
-        service_key: @client.service_key
-      }
     end
 
     def of_this_key(key, lease)

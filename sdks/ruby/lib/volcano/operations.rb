@@ -22,9 +22,18 @@ module Volcano
     # wait for its answer.
     EXIT_TRY_SECONDS = 2.0
 
+    # So many leases at most are renewed by one request.
+    MANY = 500
+
+    # The statuses of the refusals that a lease may meet among others.
+    STATUSES = {
+      "invalid_request" => 400, "authentication_required" => 401, "invalid_credentials" => 401, "permission_denied" => 403,
+      "lock_held" => 409, "lock_ownership_lost" => 409, "lock_rate_limited" => 429, "lock_service_unavailable" => 503
+    }.freeze
+
     KEY = /\A[A-Za-z0-9][A-Za-z0-9._:-]{0,127}\z/
     UUID = /\A\h{8}-\h{4}-\h{4}-\h{4}-\h{12}\z/
-    private_constant :KEY, :UUID
+    private_constant :STATUSES, :KEY, :UUID
 
     module_function
 
@@ -104,6 +113,14 @@ module Volcano
       lease_request("renew", "PATCH", key, headers(service_key, request_id, token), ttl)
     end
 
+    # Several renewals in one request. `leases`: [[LockLease, ttl], …], MANY at most.
+    def renew_many(leases, request_id:, service_key:)
+      body = { leases: leases.map { |lease, ttl| { key: lease.key, token: lease.token, ttl_seconds: ttl } } }
+      Request.new(
+        operation: "renew_many", http_method: "PATCH", path: "/lock-leases", headers: headers(service_key, request_id), body: JSON.generate(body)
+      )
+    end
+
     def release(key, token:, request_id:, service_key:)
       lease_request("release", "DELETE", key, headers(service_key, request_id, token))
     end
@@ -139,7 +156,7 @@ module Volcano
     # --- answers -----------------------------------------------------------------------------------
 
     # What the server said. `sent_at`: when this try was sent, on the local clock.
-    # `headers` has lower-case names.
+    # `headers` has lower-case names; `body` is text, or what it says where it was part of a larger one.
     Answer = Struct.new(:sent_at, :status, :headers, :body, keyword_init: true)
 
     # No answer. `reached`: the connection stood, so the server may have acted.
@@ -166,6 +183,24 @@ module Volcano
         fencing_token: fencing_token(request, outcome, fields),
         expires_in: expires_in(outcome.headers["x-volcano-expires-in"])
       )
+    end
+
+    # What the outcome of a renew_many means for each lease, by position: as many outcomes as `keys`, each to be
+    # read like that of a renewal; nil when it says nothing of any lease, and each must be renewed by itself.
+    def renewed_each(request, keys, outcome)
+      return [outcome] * keys.size if outcome.is_a?(Failure)
+
+      case outcome.status
+      when 200 then answers(keys, outcome) || [Answer.new(sent_at: outcome.sent_at, status: 200, headers: {})] * keys.size
+      when 400, 404, 405, 413 then nil
+      when 409 then [Failure.new(sent_at: outcome.sent_at, error: unreadable(request, outcome, "status", status: nil), reached: true)] * keys.size
+      else [outcome] * keys.size
+      end
+    end
+
+    # Does the server lack what was asked for?
+    def lacking?(outcome)
+      outcome.is_a?(Answer) && [404, 405].include?(outcome.status)
     end
 
     # Read the outcome of a read.
@@ -212,20 +247,45 @@ module Volcano
       nil # not a date
     end
 
+    # The answers in one to a renew_many; nil where they are not about these keys.
+    def answers(keys, outcome)
+      fields = parsed(outcome.body)
+      items = fields["leases"] if fields.is_a?(Hash)
+      return unless items.is_a?(Array) && items.all?(Hash) && items.map { |item| item["key"] } == keys
+
+      items.map { |item| answer_of(item, outcome.sent_at) }
+    rescue JSON::JSONError, EncodingError, TypeError
+      nil
+    end
+
+    # An unknown code is read as a grant, which it is not: an answer that cannot be understood.
+    def answer_of(item, sent_at)
+      expires_in, retry_after = item.values_at("expires_in", "retry_after")
+      headers = {}
+      headers["x-volcano-expires-in"] = format("%.3f", expires_in.floor(3)) if expires_in.is_a?(Numeric)
+      headers["retry-after"] = retry_after.to_s if retry_after.is_a?(Integer)
+      item = item.except("fencing_token") if item.key?("code")
+      Answer.new(sent_at: sent_at, status: STATUSES.fetch(item["code"], 200), headers: headers, body: item)
+    end
+
+    def parsed(body)
+      body.is_a?(Hash) ? body : JSON.parse(body)
+    end
+
     def expect(request, outcome, status)
       raise outcome.error, cause: outcome.error.cause if outcome.is_a?(Failure)
       raise problem(request, outcome), cause: nil unless outcome.status == status
     end
 
     def explanation(body)
-      fields = JSON.parse(body)
+      fields = parsed(body)
       fields.values_at("error", "code") if fields.is_a?(Hash) && fields.values_at("error", "code").all?(String)
     rescue JSON::JSONError, EncodingError, TypeError
       nil # not from a lock server: a proxy's page says nothing that helps
     end
 
     def json_object(request, answer)
-      fields = JSON.parse(answer.body)
+      fields = parsed(answer.body)
       return fields if fields.is_a?(Hash)
 
       raise unreadable(request, answer, "body"), cause: nil
@@ -255,16 +315,16 @@ module Volcano
       value.to_f if value&.match?(/\A[0-9]{1,9}(\.[0-9]{1,6})?\z/)
     end
 
-    def unreadable(request, answer, what)
+    def unreadable(request, answer, what, status: answer.status)
       Error::ServerError.new(
         "#{request.operation} was answered #{answer.status}, but its #{what} cannot be understood",
-        status: answer.status,
+        status: status,
         request_id: request.request_id
       )
     end
 
-    private_class_method :checked_uuid, :shown, :lease_request, :path, :headers, :expect, :explanation,
-                         :json_object, :instant, :fencing_token, :expires_in, :unreadable
+    private_class_method :checked_uuid, :shown, :lease_request, :path, :headers, :answers, :answer_of, :parsed,
+                         :expect, :explanation, :json_object, :instant, :fencing_token, :expires_in, :unreadable
 
     # --- flows -------------------------------------------------------------------------------------
 

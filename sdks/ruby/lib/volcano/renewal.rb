@@ -41,6 +41,11 @@ module Volcano
       [[remaining / 3.0, [0.5, remaining / 2.0].min].max, client_timeout].min
     end
 
+    # By how many seconds a renewal may be brought forward, to share a request with others.
+    def leeway(ttl)
+      [0.5, ttl / 30.0].min
+    end
+
     # Until when the holder may act. `ttl`: the shortest that any request of the lease carried.
     Trust = Struct.new(:first_sent_at, :ttl, :deadline, keyword_init: true) do
       # From a good acquire; of two tries of it, the lease is as old as the first.
@@ -154,6 +159,11 @@ module Volcano
       # What the child of a fork is told: the lease stays with the parent.
       def forked
         lost("belongs to the process that this one was forked from", nil, nil)
+      end
+
+      # May its renewal be sent now, along with others? A try after a failure is never brought forward.
+      def may_join?(now)
+        live? && @schedule.due_at - (@schedule.failures.zero? ? Renewal.leeway(@trust.ttl) : 0.0) <= now
       end
 
       # The try to send at `now`.

@@ -302,8 +302,8 @@ module Volcano
 
       # A wait for the socket is cut into slices of this, to see interrupts.
       SLICE_SECONDS = 0.05
-      # More than any answer of a lock server.
-      BODY_BYTES = 65_536
+      # More than any answer of a lock server: one about 500 leases takes a quarter of it.
+      BODY_BYTES = 524_288
 
       # seconds: how long it may take, as was asked last; deadline: until when.
       attr_reader :try, :seconds, :deadline, :began_at, :thread

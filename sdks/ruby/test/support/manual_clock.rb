@@ -4,15 +4,24 @@
 class ManualClock
   Timer = Struct.new(:clock, :at, :action) do
     def cancel
-      clock.timers.delete_if { |timer| timer.equal?(self) }
+      clock.drop(self)
     end
   end
 
-  attr_reader :now, :timers
+  attr_reader :now
 
   def initialize(now = 1000.0)
     @now = now
     @timers = []
+    @mutex = Mutex.new
+  end
+
+  def timers
+    @mutex.synchronize { @timers.dup }
+  end
+
+  def drop(timer)
+    @mutex.synchronize { @timers.delete_if { |other| other.equal?(timer) } }
   end
 
   def reached?(moment)
@@ -21,7 +30,7 @@ class ManualClock
 
   def at(moment, &action)
     timer = Timer.new(self, moment, action)
-    @timers << timer
+    @mutex.synchronize { @timers << timer }
     timer
   end
 
@@ -32,7 +41,7 @@ class ManualClock
 
   def advance(seconds)
     finish = @now + seconds
-    while (first = @timers.select { |timer| timer.at <= finish }.min_by(&:at))
+    while (first = timers.select { |timer| timer.at <= finish }.min_by(&:at))
       @now = [@now, first.at].max
       first.cancel
       first.action.call

@@ -22,6 +22,8 @@ class ScriptedServer
     end
 
     def operation
+      return "renew_many" if path == "/lock-leases"
+
       lease = path.end_with?("/lease")
       { "POST" => "acquire", "PATCH" => "renew", "DELETE" => lease ? "release" : "force_release", "GET" => "get" }.fetch(http_method)
     end
@@ -39,6 +41,20 @@ class ScriptedServer
 
     def grant(fencing_token: 7, **headers)
       answer(http_method == "POST" ? 201 : 200, { expires_at: "2026-11-29T12:00:00.000Z", fencing_token: fencing_token }, **headers)
+    end
+
+    # What a renew_many asks for: [{ "key" => …, "token" => …, "ttl_seconds" => … }, …].
+    def leases
+      JSON.parse(body).fetch("leases")
+    end
+
+    # Grants each lease of a renew_many, but for what the block says of it.
+    def grant_each(fencing_token: 7)
+      items = leases.map do |lease|
+        good = { key: lease["key"], expires_at: "2026-11-29T12:00:00.000Z", expires_in: lease["ttl_seconds"], fencing_token: fencing_token }
+        { **good, **((yield lease if block_given?) || {}) }
+      end
+      answer(200, { leases: items })
     end
 
     # The status and body of a lock server's refusal.
@@ -61,6 +77,7 @@ class ScriptedServer
     def be_good
       case operation
       when "acquire", "renew" then grant
+      when "renew_many" then grant_each
       when "get" then answer(200, { held: false })
       else answer(204)
       end
