@@ -476,6 +476,18 @@ async def test_a_slot_is_swept_when_it_was_free_for_a_day_and_not_before(bench: 
     assert GRACE == SECOND
 
 
+async def test_a_slot_that_is_not_due_stays_beside_one_that_is(bench: Bench) -> None:
+    await acquire(bench)  # lapses after 30 s, free after 31
+    await acquire(bench, key=HOURLY)
+    bench.host.advance(30.5)
+    await apply(bench, Release(HOURLY, "alice"))
+    bench.host.advance(86_400)
+
+    assert await bench.store.sweep(10) == 1
+    bench.host.advance(0.5)
+    assert await bench.store.sweep(10) == 1
+
+
 async def test_a_held_slot_is_never_swept(bench: Bench) -> None:
     granted = await acquire(bench, ttl_seconds=90 * 86_400)
     bench.host.advance(89 * 86_400)
