@@ -182,6 +182,28 @@ async def test_what_arrives_while_a_commit_runs_is_the_next_batch_in_order(
     assert all(isinstance(answer, Granted) for answer in await asyncio.gather(*first, *rest))
 
 
+@pytest.mark.parametrize(("waiting", "begins_first"), [(15, False), (16, True)])
+async def test_where_many_wait_their_round_begins_before_the_answers_go_out(
+    queue: BatchQueue, store: HeldStore, waiting: int, begins_first: bool
+) -> None:
+    """The store works while they are written.  Where few wait, more will have come by then."""
+    (answer,) = start(queue, acquire("a"))
+    job = await store.next_job()
+    rest = start(queue, *(acquire(f"b{number}") for number in range(waiting)))
+    await settle()
+    sent: list[bool] = []
+    answer.add_done_callback(lambda _: sent.append(bool(store.jobs)))
+
+    job.proceed()
+    await answer
+    await settle()
+
+    assert sent == [begins_first]
+    assert len(keys(store.jobs[0])) == waiting
+    store.end()
+    await asyncio.gather(*rest)
+
+
 async def test_each_caller_gets_the_answer_to_its_own_command(
     queue: BatchQueue, store: HeldStore
 ) -> None:

@@ -1,5 +1,6 @@
 """The port, uvicorn's settings, and connections that stall."""
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -7,11 +8,20 @@ import time
 
 import httpx
 import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.server import ServerState
 
 from volcano_server import serving
-from volcano_server.serving import JsonServer, bind, url_of
+from volcano_server.serving import JsonProtocol, JsonServer, bind, url_of
 from volcano_server.settings import SettingError
 from volcano_server.testing import running_server
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 def connected(url: str) -> socket.socket:
@@ -92,6 +102,128 @@ def test_a_slow_head_is_read_as_long_as_something_comes() -> None:
         answer = connection.recv(65_536)
 
     assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+class Wire(asyncio.Transport):
+    """A connection in memory: what was written, call by call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if data:
+            self.written.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def pause_reading(self) -> None:
+        """Nobody reads ahead here."""
+
+    def resume_reading(self) -> None:
+        """Nobody reads ahead here."""
+
+
+def connect(app: ASGIApp, loop: asyncio.AbstractEventLoop) -> tuple[JsonProtocol, Wire]:
+    config = JsonServer(app).config
+    config.load()
+    protocol, wire = JsonProtocol(config, ServerState(), {}, loop), Wire()
+    protocol.connection_made(wire)
+    return protocol, wire
+
+
+def answering(*messages: Message) -> ASGIApp:
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        for message in messages:
+            await send(message)
+
+    return app
+
+
+def head(*headers: tuple[bytes, bytes], status: int = 200) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": list(headers)}
+
+
+def body(content: bytes, *, more: bool = False) -> Message:
+    return {"type": "http.response.body", "body": content, "more_body": more}
+
+
+LENGTH = (b"content-length", b"4")
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("messages", "writes"),
+    [
+        ([head(LENGTH), body(b"done")], 1),
+        ([head(status=204), body(b"")], 1),
+        ([head(LENGTH), body(b"do", more=True), body(b"ne")], 3),
+        ([head(), body(b"done")], 2),  # in chunks: uvicorn's way
+        ([head(LENGTH, (b"connection", b"close")), body(b"done")], 2),
+    ],
+)
+async def test_a_whole_answer_is_one_packet(messages: list[Message], writes: int) -> None:
+    """Two wake its reader twice.  What is not whole is sent as it comes."""
+    protocol, wire = connect(answering(*messages), asyncio.get_running_loop())
+
+    protocol.data_received(GET)
+    while not protocol.cycle.response_complete:  # noqa: ASYNC110 - nothing announces it
+        await asyncio.sleep(0)
+
+    assert len(wire.written) == writes
+    assert b"".join(wire.written).startswith(b"HTTP/1.1 20")
+    assert wire.closed == any((b"connection", b"close") in each["headers"] for each in messages[:1])
+    protocol.connection_lost(None)
+
+
+async def test_a_head_without_its_body_is_a_500() -> None:
+    protocol, wire = connect(answering(head(LENGTH)), asyncio.get_running_loop())
+
+    protocol.data_received(GET)
+    while not wire.closed:  # noqa: ASYNC110 - nothing announces it
+        await asyncio.sleep(0)
+
+    assert [part[:13] for part in wire.written[:1]] == [b"HTTP/1.1 500 "]
+    protocol.connection_lost(None)
+
+
+async def test_a_connection_is_closed_only_when_it_has_been_idle_for_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One timer a connection looks when it fires; it is not set again by each answer."""
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now, raising=False)
+    go = asyncio.Event()
+
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        await go.wait()
+        await send(head(status=204))
+        await send(body(b""))
+
+    protocol, wire = connect(app, loop)
+    protocol.data_received(GET)
+    now += 80
+    protocol.timeout_keep_alive_handler()
+    assert not wire.is_closing(), "its request is not answered yet"
+
+    go.set()
+    while not protocol.cycle.response_complete:  # noqa: ASYNC110 - nothing announces it
+        await asyncio.sleep(0)
+    now += 70
+    protocol.timeout_keep_alive_handler()
+    assert not wire.is_closing(), "answered 70 s ago"
+    now += 6
+    protocol.timeout_keep_alive_handler()
+    assert wire.is_closing()
+    protocol.connection_lost(None)
+    assert protocol.timeout_keep_alive_task is not None
+    assert protocol.timeout_keep_alive_task.cancelled()
 
 
 def test_the_command_line_is_quick_to_start() -> None:
