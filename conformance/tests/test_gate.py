@@ -117,6 +117,43 @@ def test_an_outage_decides_what_comes(gate: Gate) -> None:
     assert gate.waiting() == []
 
 
+def test_a_request_that_is_answered_by_itself_is_waited_for(gate: Gate) -> None:
+    """It is not held: whoever waits for rest waits until the SDK has its answer."""
+    came = threading.Event()
+    decide: list[Parked] = []
+
+    def outage(parked: Parked) -> None:
+        decide.append(parked)
+        came.set()
+
+    gate.outage, gate.outage_answers = outage, True
+    client = Client(gate, "GET", "/locks/a")
+    assert came.wait(5)
+
+    assert decide[0].is_open()
+    assert gate.open_count() == 0
+    decide[0].decide_at_once(Answer(200, [], b"{}"))
+    assert client.end()[0] == 200
+
+
+def test_the_leases_of_a_shared_renewal_are_seen_by_key(gate: Gate) -> None:
+    one, two = str(uuid.uuid4()), str(uuid.uuid4())
+    body = (
+        f'{{"leases": [{{"key": "b", "token": "{two.upper()}", "ttl_seconds": 6}},'
+        f' {{"key": "a", "token": "{one}", "ttl_seconds": 5}}]}}'
+    )
+    client = Client(gate, "PATCH", "/lock-leases", body)
+    parked = taken(gate)
+
+    assert parked.operation() == "renew_many"
+    assert parked.seen()["leases"] == [
+        {"key": "a", "token": one, "ttl": 5},
+        {"key": "b", "token": two, "ttl": 6},
+    ]
+    parked.answer(Answer(200, [], b"{}"), 5)
+    client.end()
+
+
 def test_flushing_waits_for_what_was_sent_and_given_up(gate: Gate) -> None:
     for _ in range(20):
         connection = http.client.HTTPConnection(gate.host, gate.port, timeout=5)

@@ -44,6 +44,8 @@ class Parked:
         self._verdict = threading.Event()
         self._carried_out = threading.Event()
         self.hung = False
+        self.is_answered_by_itself = False
+        """The script does not wait for it; who waits for rest has to."""
 
     def header(self, name: str) -> str | None:
         wanted = name.lower()
@@ -264,6 +266,8 @@ class Gate(HTTPServerBase):
             outage = self.outage
             if outage is None:
                 self._waiting.append(parked)
+            else:
+                parked.is_answered_by_itself = self.outage_answers
             self._changed.notify_all()
         if outage is not None:
             outage(parked)
@@ -303,10 +307,10 @@ class Gate(HTTPServerBase):
             self._waiting.remove(parked)
 
     def open_count(self) -> int:
-        """The exchanges on which the SDK still waits."""
+        """The exchanges on which the SDK still waits, and will until the script goes on."""
         with self._changed:
             self._open = [parked for parked in self._open if parked.is_open()]
-            return len(self._open)
+            return sum(not parked.is_answered_by_itself for parked in self._open)
 
     def clear(self) -> None:
         """Forget a scenario."""
