@@ -21,6 +21,7 @@ from volcano_server.lease import (
     ForceRelease,
     Free,
     Granted,
+    Held,
     Read,
     Release,
     Released,
@@ -727,6 +728,32 @@ async def test_a_close_that_is_cancelled_does_not_stop_the_work(
 
 
 # On the real store.
+
+
+async def test_many_renewals_are_one_commit_over_sqlite(tmp_path: Path) -> None:
+    """All of them are on disk when the answers come, the last of a repeated key too."""
+    clock = ManualClock()
+    file = tmp_path / "locks.db"
+    store = SqliteStore(file, clock)
+    await store.open()
+    queue = BatchQueue(store, largest_batch=10)
+    slots = [SlotKey("shop", f"k{number}") for number in range(500)]
+    await queue.submit_all([Acquire(slot, "alice", 30) for slot in slots])
+    renewals = [Renew(slot, "alice", 60) for slot in slots[:-1]]
+
+    answers = await queue.submit_all([*renewals, Renew(slots[0], "alice", 90)])
+    await queue.close()
+    await store.close()
+
+    assert all(isinstance(answer, Granted) for answer in answers)
+    assert len({answer.expires_at for answer in answers[:-1] if isinstance(answer, Granted)}) == 1
+    again = SqliteStore(file, clock)
+    await again.open()
+    held = await again.read([Read(slot) for slot in slots])
+    await again.close()
+    start = clock.wall()
+    found = [answer.expires_at for answer in held if isinstance(answer, Held)]
+    assert found == [start + 90_000_000, *[start + 60_000_000] * 498, start + 30_000_000]
 
 
 async def test_many_clients_at_once_over_sqlite_never_share_a_lock(tmp_path: Path) -> None:
