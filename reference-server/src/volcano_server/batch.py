@@ -34,6 +34,31 @@ _MANY = 16
 C = TypeVar("C", bound=Command)
 
 
+class _Answers:
+    """Takes the answers to commands that share a batch, as a future takes one; they come in order.
+
+    A future for each, and a callback on each, would cost more than to decide it.
+    """
+
+    __slots__ = ("_answers", "_wanted", "future")
+
+    def __init__(self, wanted: int, future: asyncio.Future[list[Answer]]) -> None:
+        self.future = future
+        self._wanted = wanted
+        self._answers: list[Answer] = []
+
+    def done(self) -> bool:
+        return self.future.done()
+
+    def set_result(self, answer: Answer) -> None:
+        self._answers.append(answer)
+        if len(self._answers) == self._wanted:
+            self.future.set_result(self._answers)
+
+    def set_exception(self, error: Exception) -> None:
+        self.future.set_exception(error)
+
+
 @dataclass(slots=True, eq=False)
 class _Request(Generic[C]):
     """`due`: the time of the loop at which its caller has waited long enough.
@@ -43,7 +68,7 @@ class _Request(Generic[C]):
 
     command: C
     due: float
-    answer: asyncio.Future[Answer]
+    answer: asyncio.Future[Answer] | _Answers
     follows: bool = False
 
     def fail(self, error: Exception) -> None:
@@ -117,11 +142,12 @@ class BatchQueue:
         self._make_sure_of_room(len(commands))
         loop = asyncio.get_running_loop()
         due = loop.time() + self._patience
-        requests = [_Request(each, due, loop.create_future(), follows=True) for each in commands]
+        answers = _Answers(len(commands), loop.create_future())
+        requests = [_Request(each, due, answers, follows=True) for each in commands]
         requests[0].follows = False
         self._writes.extend(requests)
         self._see_to_it(due)
-        return asyncio.gather(*(request.answer for request in requests))
+        return answers.future
 
     def _make_sure_of_room(self, newcomers: int) -> None:
         if self._closed:
