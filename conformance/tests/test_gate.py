@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conformance.gate import Gate, Parked
+from conformance.gate import Gate, Parked, _flaw_of_many
 from conformance.target import Answer
 
 HEADERS = {
@@ -154,6 +154,27 @@ def test_the_leases_of_a_shared_renewal_are_seen_by_key(gate: Gate) -> None:
     client.end()
 
 
+@pytest.mark.parametrize(
+    ("leases", "said"),
+    [
+        ([{"key": "a"}, {"key": "b"}], None),
+        ([], "2 to 500"),
+        ([{"key": "a"}], "2 to 500"),
+        ([{"key": "a"}] * 501, "2 to 500"),
+        ([{"key": "a"}, 5], "other members"),
+        ([{"key": "a"}, {"key": "b", "lease": 1}], "other members"),
+        ([{"key": "a"}, {"key": "b", "token": "secret"}], "token is not a UUID"),
+    ],
+)
+def test_what_no_sdk_may_send_as_a_shared_renewal_is_a_flaw(leases: Any, said: str | None) -> None:
+    fine = {"token": str(uuid.uuid4()), "ttl_seconds": 5}
+    body = {"leases": [{**fine, **each} if isinstance(each, dict) else each for each in leases]}
+
+    flaw = _flaw_of_many(body)
+
+    assert flaw is None if said is None else said in (flaw or "")
+
+
 def test_flushing_waits_for_what_was_sent_and_given_up(gate: Gate) -> None:
     for _ in range(20):
         connection = http.client.HTTPConnection(gate.host, gate.port, timeout=5)
@@ -176,6 +197,7 @@ def test_flushing_waits_for_what_was_sent_and_given_up(gate: Gate) -> None:
         ("POST", "/locks/a/lease", "5", {}, "the body is not"),
         ("DELETE", "/locks/a/lease", '{"ttl_seconds": 5}', {}, "carries a body"),
         ("GET", "/locks/a", "", {}, "carries a lock token"),
+        ("PATCH", "/lock-leases", '{"leases": []}', {}, "carries a lock token"),
         ("POST", "/locks/a/lease", "", {"X-Volcano-Lock-Token": "secret"}, "Lock-Token is not"),
         ("DELETE", "/locks/a/lease", "", {"X-Volcano-Request-Id": "7"}, "Request-Id is not"),
         ("DELETE", "/locks/a/lease", "", {"Authorization": "Bearer sk-x"}, "Authorization is"),
