@@ -163,6 +163,7 @@ GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
         ([head(LENGTH), body(b"done")], 1),
         ([head(status=204), body(b"")], 1),
         ([head(LENGTH), body(b"do", more=True), body(b"ne")], 3),
+        ([head(LENGTH), body(b"done", more=True), body(b"")], 2),
         ([head(), body(b"done")], 2),  # in chunks: uvicorn's way
         ([head(LENGTH, (b"connection", b"close")), body(b"done")], 2),
     ],
