@@ -14,12 +14,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Any
 
 import anyio
 
-from volcano_sdk import AsyncVolcanoClient, LockLostError
+from volcano_sdk import AsyncLockGuard, AsyncVolcanoClient, LockLostError
 
 
 @contextlib.contextmanager
@@ -37,11 +36,16 @@ def running_server() -> Iterator[dict[str, Any]]:
             server.wait(20)
 
 
+AT_ONCE = 50
+"""Acquires under way at a time: the client grants a place within its timeout to 100 of them."""
+
+
 async def hold(locks: int, ttl: int, seconds: float) -> dict[str, Any]:
     """Take them, hold them all for that long, release them."""
     lost: list[str] = []
-    renewals: dict[str, int] = {}  # {key: how often its expiry moved}
+    guards: list[AsyncLockGuard] = []
     all_held, over = anyio.Event(), anyio.Event()
+    places = anyio.Semaphore(AT_ONCE)
     with running_server() as server:
         async with AsyncVolcanoClient(
             api_url=server["url"], service_key=server["service_key"]
@@ -50,30 +54,36 @@ async def hold(locks: int, ttl: int, seconds: float) -> dict[str, Any]:
             async def hold_one(key: str) -> None:
                 try:
                     async with client.locks.with_lock(key, ttl=ttl) as guard:
-                        renewals[key] = -1
-                        if len(renewals) == locks:
+                        guards.append(guard)
+                        places.release()
+                        if len(guards) == locks:
                             all_held.set()
-                        await watch(key, guard)
-                except LockLostError as error:
-                    lost.append(f"{key}: {error}")
-
-            async def watch(key: str, guard: Any) -> None:
-                seen: datetime | None = None
-                while not over.is_set():
-                    if guard.lease.expires_at != seen:
-                        seen = guard.lease.expires_at
-                        renewals[key] += 1
-                    with anyio.move_on_after(ttl / 6):
                         await over.wait()
+                except LockLostError as error:
+                    lost.append(f"{key}: {error}: {error.__cause__}")
+
+            async def watch() -> dict[str, int]:
+                """How often the expiry of each moved."""
+                seen = {guard.lease.key: guard.lease.expires_at for guard in guards}
+                renewals = dict.fromkeys(seen, 0)
+                until = time.monotonic() + seconds
+                while time.monotonic() < until:
+                    await anyio.sleep(ttl / 10)  # must not miss a renewal, nor cost much
+                    for guard in guards:
+                        lease = guard.lease
+                        renewals[lease.key] += lease.expires_at != seen[lease.key]
+                        seen[lease.key] = lease.expires_at
+                return renewals
 
             began = time.monotonic()
             async with anyio.create_task_group() as tasks:
                 for number in range(locks):
+                    await places.acquire()
                     tasks.start_soon(hold_one, f"lock-{number}")
                 await all_held.wait()
                 taken = time.monotonic()
                 busy = time.process_time()
-                await anyio.sleep(seconds)
+                renewals = await watch()
                 busy = time.process_time() - busy
                 released = time.monotonic()
                 over.set()

@@ -27,7 +27,15 @@ from volcano_sdk.async_guard import AsyncLockGuard
 from volcano_sdk.lease import LockLease
 from volcano_sdk.operations import Failure, Outcome, Try
 
-CAPABILITIES = ["with_lock", "direct_calls", "virtual_clock", "pushed_loss", "cancel", "close"]
+CAPABILITIES = [
+    "with_lock",
+    "direct_calls",
+    "virtual_clock",
+    "pushed_loss",
+    "cancel",
+    "close",
+    "renew_many",
+]
 
 
 # --- time and wire -------------------------------------------------------------------------------

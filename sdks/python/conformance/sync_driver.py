@@ -35,7 +35,7 @@ from volcano_sdk.transport import Lanes, Shield
 _PATIENCE = 10.0
 """Real seconds after which a driver that does not become quiet is at fault."""
 
-_CAPABILITIES = ["with_lock", "direct_calls", "pushed_loss", "cancel", "close"]
+_CAPABILITIES = ["with_lock", "direct_calls", "pushed_loss", "cancel", "close", "renew_many"]
 
 
 class Activity:

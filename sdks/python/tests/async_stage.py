@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
+from many import Items, keys
 
 from volcano_sdk.async_client import AsyncVolcanoClient
 from volcano_sdk.async_transport import AsyncTransport
@@ -16,7 +17,7 @@ from volcano_sdk.errors import TransportError
 from volcano_sdk.operations import Answer, Failure, Outcome, Try
 
 EXPIRES_AT = "2026-11-29T12:00:00.000Z"
-Response = Callable[[float], Outcome] | None
+Response = Callable[[float], Outcome] | Items | None
 """What becomes of a try that was sent then; None: it hangs."""
 
 
@@ -108,6 +109,7 @@ HANG: Response = None
 GOOD: dict[str, Response] = {
     "acquire": granted(201),
     "renew": granted(200),
+    "renew_many": Items(),
     "release": answer(204),
     "get": answer(200, '{"held":false}'),
     "force_release": answer(204),
@@ -125,6 +127,11 @@ class Sent:
     request_id: str
     timeout: float
     body: bytes
+
+    @property
+    def keys(self) -> list[str]:
+        """Those of the leases that it is about."""
+        return keys(self.body) or [self.key]
 
 
 @dataclass
@@ -155,7 +162,7 @@ class Wire(AsyncTransport):
             Sent(
                 request.operation,
                 sent_at,
-                request.path.split("/")[2],
+                request.path.partition("/locks/")[2].partition("/")[0],
                 request.headers.get("X-Volcano-Lock-Token"),
                 request.request_id,
                 attempt.timeout,
@@ -164,6 +171,8 @@ class Wire(AsyncTransport):
         )
         waiting = self.script.get(request.operation)
         response = waiting.pop(0) if waiting else GOOD[request.operation]
+        if isinstance(response, Items):
+            response = answer(200, response.body(request.body))
         takes = self.takes.get(request.operation)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
@@ -175,7 +184,7 @@ class Wire(AsyncTransport):
                 if self.held_back is not None:
                     await self.held_back.wait()
                 await checkpoint()
-                if response is None:
+                if response is None or isinstance(response, Items):
                     await anyio.sleep_forever()
                 else:
                     return response(sent_at)
@@ -191,9 +200,13 @@ class Wire(AsyncTransport):
 
 
 class Stage:
-    """A client on a manual clock and a scripted wire."""
+    """A client on a manual clock and a scripted wire.
 
-    def __init__(self, jitter: float = 0.0) -> None:
+    `shares=False`: it knows already that its server cannot renew many at once.
+    """
+
+    def __init__(self, jitter: float = 0.0, *, shares: bool = True) -> None:
+        self._shares = shares
         self.clock = ManualClock()
         self.wire = Wire(self.clock)
         self._jitter = jitter
@@ -204,6 +217,7 @@ class Stage:
         client._transports = (self.wire,)
         client._calls._transport = self.wire
         client._renewals._transport = self.wire
+        client._renewals._agenda.shares = self._shares
         client._renewals._jitter = client.locks._jitter = lambda: self._jitter
         return client
 

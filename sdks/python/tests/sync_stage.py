@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from many import Items, keys
 
 from volcano_sdk.errors import TransportError
 from volcano_sdk.locks import Locks
@@ -21,7 +22,7 @@ from volcano_sdk.transport import Shield
 
 START = 100.0
 SETTINGS = Settings("http://volcano.test", service_key="sk-stage")
-Step = Callable[[float], Outcome]
+Step = Callable[[float], Outcome] | Items
 
 
 class ManualTimers:
@@ -106,6 +107,12 @@ class Sent:
     request_id: str
     timeout: float
     body: bytes
+    key: str
+
+    @property
+    def keys(self) -> list[str]:
+        """Those of the leases that it is about."""
+        return keys(self.body) or [self.key]
 
 
 @dataclass
@@ -121,9 +128,16 @@ class ScriptedTransport:
 
     def exchange(self, attempt: Try, *, shield: Shield | None = None) -> Outcome:
         request, now = attempt.request, self.timers.now()
-        token = request.headers.get("X-Volcano-Lock-Token")
         self.sent.append(
-            Sent(request.operation, now, token, request.request_id, attempt.timeout, request.body)
+            Sent(
+                request.operation,
+                now,
+                request.headers.get("X-Volcano-Lock-Token"),
+                request.request_id,
+                attempt.timeout,
+                request.body,
+                request.path.partition("/locks/")[2].partition("/")[0],
+            )
         )
         if shield is not None:
             shield.reached = True
@@ -136,6 +150,8 @@ class ScriptedTransport:
             assert shield is not None
             shield.interrupt = step.interrupt
             step = step.then
+        if isinstance(step, Items):
+            step = answer(200, step.body(request.body))
         return step(now)
 
     def abandon(self, attempt: Try) -> None:
@@ -205,6 +221,7 @@ GONE = refused(409, "lock_ownership_lost")
 GOOD: dict[str, Step] = {
     "acquire": granted(201),
     "renew": granted(200),
+    "renew_many": Items(),
     "release": answer(204),
     "get": answer(200, '{"held": false}'),
     "force_release": answer(204),

@@ -1,3 +1,4 @@
+import json
 import os
 from contextlib import AsyncExitStack
 from typing import Any
@@ -5,10 +6,13 @@ from typing import Any
 import anyio
 import pytest
 from anyio import to_thread
+from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
-from async_stage import CONFLICT, HANG, Stage, answer, granted, refused, reset, settle
+from async_stage import CONFLICT, HANG, Call, Stage, answer, granted, refused, reset, settle
+from many import GOOD_ITEM, LOST, Items
 
 from volcano_sdk.errors import LockLostError, TransportError, chain
+from volcano_sdk.operations import Answer, Outcome
 
 pytestmark = pytest.mark.anyio
 
@@ -133,8 +137,9 @@ async def test_ninety_days_send_nothing_in_the_first_second(stage: Stage) -> Non
 
 
 async def test_renewals_in_flight_are_bounded_and_the_earliest_stop_time_goes_first(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    stage = Stage(shares=False)
     monkeypatch.setattr("volcano_sdk.async_renewal._ANSWERED_SOON", 1)
 
     async with stage.client() as client, AsyncExitStack() as stack:
@@ -150,8 +155,9 @@ async def test_renewals_in_flight_are_bounded_and_the_earliest_stop_time_goes_fi
 
 
 async def test_hung_renewals_do_not_keep_the_others_from_theirs(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    stage = Stage(shares=False)
     monkeypatch.setattr("volcano_sdk.async_renewal._ANSWERED_SOON", 2)
     monkeypatch.setattr("volcano_sdk.async_renewal._IN_FLIGHT", 3)
     stage.wire.script["renew"] = [HANG] * 4
@@ -171,7 +177,10 @@ async def test_hung_renewals_do_not_keep_the_others_from_theirs(
         assert stage.wire.in_flight == 0
 
 
-async def test_sixty_leases_whose_renewals_are_slow_all_live(stage: Stage) -> None:
+@pytest.mark.parametrize("shares", [True, False])
+async def test_sixty_leases_whose_renewals_are_slow_all_live(*, shares: bool) -> None:
+    stage = Stage(shares=shares)
+    stage.wire.takes["renew_many"] = [0.2] * 2000
     stage.wire.takes["renew"] = [0.2] * 2000
 
     async with stage.client() as client, AsyncExitStack() as stack:
@@ -184,8 +193,9 @@ async def test_sixty_leases_whose_renewals_are_slow_all_live(stage: Stage) -> No
 
 
 async def test_a_lock_that_ends_while_it_queues_is_not_renewed(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    stage = Stage(shares=False)
     monkeypatch.setattr("volcano_sdk.async_renewal._ANSWERED_SOON", 1)
     stage.wire.script["renew"] = [HANG]
 
@@ -206,7 +216,7 @@ async def test_a_lock_that_is_lost_before_its_task_runs_sends_nothing(stage: Sta
                 await settle()
                 [held] = client._renewals.kept
                 stage.clock.jump(1.7)
-                client._renewals._look_around(stage.clock.now())
+                assert client._renewals._agenda.pass_by(stage.clock.now()) == []
                 assert client._tasks is not None
                 client._renewals._start_due(stage.clock.now(), client._tasks)
                 stage.clock.jump(10)
@@ -519,7 +529,7 @@ async def test_ctrl_c_in_a_task_of_ours_comes_out_bare(
 
     with pytest.raises(KeyboardInterrupt):
         async with stage.client() as client, client.locks.with_lock("k", ttl=30):
-            monkeypatch.setattr(client._renewals, "_look_around", interrupt)
+            monkeypatch.setattr(client._renewals, "_start_due", interrupt)
             await stage.clock.advance(12)
             await anyio.sleep_forever()
 
@@ -532,7 +542,7 @@ async def test_a_fault_of_ours_is_loud(stage: Stage, monkeypatch: pytest.MonkeyP
 
     with pytest.raises(ExceptionGroup) as caught:
         async with stage.client() as client, client.locks.with_lock("k", ttl=30):
-            monkeypatch.setattr(client._renewals, "_look_around", fail)
+            monkeypatch.setattr(client._renewals, "_start_due", fail)
             await stage.clock.advance(12)
             await anyio.sleep_forever()
 
@@ -549,3 +559,167 @@ async def test_transport_errors_are_transport_errors(stage: Stage) -> None:
             await anyio.sleep_forever()
 
     assert isinstance(caught.value.__cause__, TransportError)
+
+
+# --- several locks of one client
+
+
+async def hold(client: Any, stack: AsyncExitStack, keys: str, ttl: int = 30) -> list[Any]:
+    return [await stack.enter_async_context(client.locks.with_lock(key, ttl=ttl)) for key in keys]
+
+
+async def test_a_herd_of_locks_is_one_timer_and_one_request_at_a_time(stage: Stage) -> None:
+    async with stage.client() as client, AsyncExitStack() as stack:
+        guards = [
+            await stack.enter_async_context(client.locks.with_lock(f"k{number}", ttl=30))
+            for number in range(1000)
+        ]
+        await settle()
+        assert len(stage.clock.pending) == 1
+        await stage.clock.advance(95)
+        assert not any(guard.lost for guard in guards)
+        assert len(stage.clock.pending) == 1
+
+    assert len(stage.wire.of("renew_many")) == 9 * 2  # of 500
+    assert stage.wire.of("renew") == []
+
+
+async def test_a_lease_that_is_due_alone_uses_the_single_route(stage: Stage) -> None:
+    async with stage.client() as client, AsyncExitStack() as stack:
+        await hold(client, stack, "a")
+        await stage.clock.advance(0.6)
+        await hold(client, stack, "b")
+        await stage.clock.advance(0.4)
+        await hold(client, stack, "c")
+        await stage.clock.advance(20)
+
+    sent = [(round(one.at - 100, 6), one.keys) for one in stage.wire.sent[3:-3]]
+    assert sent == [(10, ["a"]), (10.6, ["b", "c"]), (20, ["a"]), (20.6, ["b", "c"])]
+
+
+def held_by_another(client: Any, tasks: TaskGroup, key: str) -> Call:
+    """A task that holds the lock until it is cancelled."""
+
+    async def body() -> None:
+        async with client.locks.with_lock(key, ttl=30):
+            await anyio.sleep_forever()
+
+    return Call(tasks, body)
+
+
+async def test_a_lease_that_is_refused_among_others_is_lost_alone(stage: Stage) -> None:
+    stage.wire.script["renew_many"] = [Items(b=LOST)]
+
+    async with (
+        stage.client() as client,
+        anyio.create_task_group() as tasks,
+        client.locks.with_lock("a", ttl=30) as guard,
+    ):
+        other, third = (held_by_another(client, tasks, key) for key in "bc")
+        await stage.clock.advance(10.1)
+        assert not guard.lost
+        assert isinstance(other.error, LockLostError)
+        assert not third.ended.is_set()
+        await stage.clock.advance(10)
+        tasks.cancel_scope.cancel()
+
+    renewed = [sorted(one.keys) for one in stage.wire.of("renew_many")]
+    assert renewed == [["a", "b", "c"], ["a", "c"]]
+
+
+async def test_requests_for_several_that_fail_in_transit_are_tried_again(stage: Stage) -> None:
+    stage.wire.script["renew_many"] = [reset(), HANG, answer(503)]
+
+    async with stage.client() as client, AsyncExitStack() as stack:
+        guards = await hold(client, stack, "abc")
+        await stage.clock.advance(28)
+        assert not any(guard.lost for guard in guards)
+
+
+@pytest.mark.parametrize("status", [404, 405])
+async def test_a_server_without_the_route_is_asked_once(stage: Stage, status: int) -> None:
+    stage.wire.script["renew_many"] = [answer(status)]
+
+    async with stage.client() as client, AsyncExitStack() as stack:
+        await hold(client, stack, "abc")
+        await stage.clock.advance(25)
+
+    assert len(stage.wire.of("renew_many")) == 1
+    assert sorted(one.keys for one in stage.wire.of("renew")[:3]) == [["a"], ["b"], ["c"]]
+    assert [one.at - 100 for one in stage.wire.of("renew")] == [10] * 3 + [20] * 3
+
+
+@pytest.mark.parametrize("status", [400, 413])
+async def test_what_the_server_finds_wrong_as_a_whole_is_sent_singly_this_time(
+    stage: Stage, status: int
+) -> None:
+    stage.wire.script["renew_many"] = [answer(status)]
+
+    async with stage.client() as client, AsyncExitStack() as stack:
+        await hold(client, stack, "abc")
+        await stage.clock.advance(25)
+
+    assert sorted(one.keys for one in stage.wire.of("renew")) == [["a"], ["b"], ["c"]]
+    assert [one.at - 100 for one in stage.wire.of("renew_many")] == [10, 20]
+
+
+async def test_a_renewal_that_is_due_before_the_body_waits_also_through_a_fallback(
+    stage: Stage,
+) -> None:
+    """The answer to the second acquire took long: two renewals are due before its body runs."""
+    stage.wire.script["renew_many"] = [answer(404)]
+    stage.wire.script["renew"] = [reset(), reset()]
+    began_at: list[float] = []
+
+    def late(sent_at: float) -> Outcome:
+        stage.clock.jump(11)
+        return Answer(sent_at, 201, {}, json.dumps(GOOD_ITEM).encode())
+
+    async def body() -> None:
+        async with client.locks.with_lock("b", ttl=30):
+            began_at.append(stage.clock.now())
+
+    async with (
+        stage.client() as client,
+        anyio.create_task_group() as tasks,
+        client.locks.with_lock("a", ttl=30),
+    ):
+        stage.wire.script["acquire"] = [late]
+        call = Call(tasks, body)
+        await settle()
+        await stage.clock.advance(0)
+        assert stage.wire.operations()[2:] == ["renew_many", "renew", "renew"]
+        assert not call.ended.is_set()
+        await stage.clock.advance(0.2)
+        assert call.error is None
+        assert began_at == [pytest.approx(111.1)]
+
+
+async def test_a_request_is_cut_off_when_nobody_waits_for_it_any_more(stage: Stage) -> None:
+    stage.wire.script["renew_many"] = [HANG]
+
+    async with stage.client() as client:
+        async with client.locks.with_lock("a", ttl=30):
+            async with client.locks.with_lock("b", ttl=30):
+                await stage.clock.advance(10.1)
+                assert stage.wire.in_flight == 1
+            assert stage.wire.in_flight == 1
+        await settle()
+        assert stage.wire.in_flight == 0
+
+    assert stage.wire.operations()[2:] == ["renew_many", "release", "release"]
+
+
+async def test_the_answer_to_a_lease_that_has_ended_is_ignored(stage: Stage) -> None:
+    stage.wire.script["renew_many"] = [Items(b=LOST)]
+    stage.wire.takes["renew_many"] = [0.5]
+
+    async with stage.client() as client, client.locks.with_lock("a", ttl=30) as guard:
+        async with client.locks.with_lock("b", ttl=30) as other:
+            await stage.clock.advance(10.1)
+        await stage.clock.advance(0.5)
+        assert not guard.lost
+        assert not other.lost
+        await stage.clock.advance(10)
+
+    assert stage.wire.operations()[2:] == ["renew_many", "release", "renew", "release"]

@@ -17,13 +17,15 @@ RINGS = (
     {"guard", "async_guard", "async_calls"},
     {"held", "async_renewal"},
     {"runtime"},
+    {"renewals"},
     {"transport", "async_transport", "async_shield"},
     {"threads", "endpoint"},
+    {"renew_many"},
     {"async_clock", "renewal", "settings", "tokens", "version"},
     {"operations", "clock"},
     {"lease", "errors"},
 )
-PURE = {"operations", "renewal", "tokens", "lease", "errors"}
+PURE = {"operations", "renewal", "renew_many", "tokens", "lease", "errors"}
 EFFECTS = {"time", "random", "os", "asyncio", "threading", "socket", "anyio", "httpx", "httpcore"}
 DEPENDENCIES = {"httpx", "httpcore", "anyio"}
 TRANSPORT = {"endpoint", "transport", "async_transport"}

@@ -2,7 +2,6 @@ import gc
 import logging
 import uuid
 from collections.abc import Callable, Generator
-from contextlib import ExitStack
 from datetime import UTC, datetime
 
 import pytest
@@ -32,6 +31,7 @@ from volcano_sdk.errors import (
     VolcanoError,
     chain,
 )
+from volcano_sdk.guard import LockGuard
 from volcano_sdk.lease import LockLease, LockState
 from volcano_sdk.locks import Locks
 from volcano_sdk.operations import Outcome
@@ -222,7 +222,7 @@ def test_the_lock_is_held_while_the_block_runs(stage: Stage) -> None:
         assert guard.lease.fencing_token == 7
         assert not guard.lost
         guard.check()
-        assert stage.timers.due() == [10.0, 29.0]
+        assert stage.timers.due() == [10.0]  # one timer, for whatever comes next
 
     assert stage.wire.operations() == ["acquire", "release"]
     assert {one.token for one in stage.wire.sent} == {TOKEN}
@@ -506,13 +506,21 @@ def test_a_loss_stays_and_the_next_lock_works(stage: Stage) -> None:
 # --- crossing
 
 
+def next_moments(stage: Stage, guard: LockGuard) -> tuple[float, float]:
+    """Seconds from now to the next renewal and to the stop time; the timer is set to the first."""
+    holding = guard._held.holding
+    moments = holding.schedule.due_at - stage.now, holding.trust.stop_at - stage.now
+    assert stage.timers.due() == [pytest.approx(min(moments))]
+    return round(moments[0], 6), round(moments[1], 6)
+
+
 def test_a_direct_renewal_with_a_shorter_ttl_shortens_the_guards_trust(stage: Stage) -> None:
     stage.script(renew=[lost] * 100)
     with pytest.raises(LockLostError), stage.locks.with_lock("a", ttl=30) as guard:
         stage.advance(1)
         with pytest.raises(TransportError):
             stage.locks.renew("a", guard.lease, ttl=5)
-        assert 4.0 in [round(due, 6) for due in stage.timers.due()]
+        assert next_moments(stage, guard)[1] == 4.0
         stage.advance(3.9)
         assert not guard.lost
         stage.advance(0.2)
@@ -546,7 +554,7 @@ def test_a_direct_acquire_with_the_guards_token_is_told_to_it(stage: Stage) -> N
     with pytest.raises(LockLostError), stage.locks.with_lock("a", ttl=30, token=TOKEN) as guard:
         stage.advance(5)
         stage.locks.acquire("a", ttl=6, token=TOKEN)
-        assert [round(due, 6) for due in stage.timers.due()] == [2.0, 5.0]
+        assert next_moments(stage, guard) == (2.0, 5.0)
         stage.script(acquire=[HELD])
         with pytest.raises(ConflictError):
             stage.locks.acquire("a", ttl=6, token=TOKEN)
@@ -601,14 +609,14 @@ def test_a_with_lock_lives_by_the_shortest_ttl_of_direct_calls_before_it(stage: 
     lease = stage.locks.acquire("a", ttl=20, token=TOKEN)
     stage.locks.renew("a", lease, ttl=6)
     stage.locks.renew("a", lease, ttl=60)
-    with stage.locks.with_lock("b", ttl=30, token=TOKEN):
-        assert stage.timers.due() == [10.0, 29.0]
+    with stage.locks.with_lock("b", ttl=30, token=TOKEN) as guard:
+        assert next_moments(stage, guard) == (10.0, 29.0)
     with pytest.raises(ValueError, match="make a new one"):
         stage.locks.with_lock("a", ttl=30, token=TOKEN)
 
     lease = stage.locks.acquire("a", ttl=6, token=REQUEST_ID)
-    with stage.locks.with_lock("a", ttl=30, token=REQUEST_ID):
-        assert stage.timers.due() == [2.0, 5.0]
+    with stage.locks.with_lock("a", ttl=30, token=REQUEST_ID) as guard:
+        assert next_moments(stage, guard) == (2.0, 5.0)
 
 
 def test_a_direct_acquire_that_crosses_that_of_a_with_lock_shortens_it(stage: Stage) -> None:
@@ -617,8 +625,8 @@ def test_a_direct_acquire_that_crosses_that_of_a_with_lock_shortens_it(stage: St
         return granted(201)(sent_at)
 
     stage.script(acquire=[crossed])
-    with stage.locks.with_lock("a", ttl=30, token=TOKEN):
-        assert stage.timers.due() == [2.0, 5.0]
+    with stage.locks.with_lock("a", ttl=30, token=TOKEN) as guard:
+        assert next_moments(stage, guard) == (2.0, 5.0)
 
 
 def test_an_interrupt_after_the_answer_to_a_direct_acquire_gives_it_back(
@@ -634,52 +642,6 @@ def test_an_interrupt_after_the_answer_to_a_direct_acquire_gives_it_back(
     with pytest.raises(KeyboardInterrupt):
         stage.locks.acquire("a", ttl=30, token=TOKEN)
     assert stage.wire.operations() == ["acquire", "release", "acquire"]
-
-
-def test_a_hung_renewal_gives_way_to_a_more_urgent_one(stage: Stage) -> None:
-    """Every thread waits for an answer: after a second, the one with most time left is freed."""
-    with ExitStack() as held:
-        guards = [
-            held.enter_context(stage.locks.with_lock(key, ttl=ttl))
-            for key, ttl in [("long", 600), ("longest", 3000), ("long-too", 600), ("short", 6)]
-        ]
-        long, longest, long_too, short = (guard._held for guard in guards)
-        stage.timers.after = lambda: None  # no thread is free
-        stage.workers.busy = True
-        assert long._next_try() is not None
-        assert longest._next_try() is not None
-        stage.block(1.5)
-        assert long_too._next_try() is not None  # not hung yet
-        stage.advance(1.4)
-        assert stage.wire.abandoned == []
-        stage.advance(0.1)
-        assert stage.wire.abandoned == ["/locks/longest/lease"]
-
-        longest._trying = None  # its thread has come back, and is busy again
-        stage.advance(1)
-        assert stage.wire.abandoned[1:] == ["/locks/long/lease"]
-        long._trying = long_too._trying = None
-        assert short._next_try() is not None
-        stage.advance(0.5)
-        assert len(stage.wire.abandoned) == 2
-        stage.timers.after = stage.run_jobs
-
-    assert stage.wire.abandoned[2:] == ["/locks/short/lease"]  # its body has ended
-
-
-def test_a_renewal_never_makes_a_more_urgent_one_give_way(stage: Stage) -> None:
-    with ExitStack() as held:
-        short = held.enter_context(stage.locks.with_lock("short", ttl=6))._held
-        held.enter_context(stage.locks.with_lock("long", ttl=9))
-        stage.timers.after = lambda: None
-        stage.workers.busy = True
-        assert short._next_try() is not None
-        short._due = None
-        stage.advance(4.5)
-        assert stage.wire.abandoned == []
-        short._trying = None
-        short._is_renewing = False
-        stage.timers.after = stage.run_jobs
 
 
 def test_a_renewal_that_answers_after_the_end_does_nothing(stage: Stage) -> None:

@@ -1,60 +1,56 @@
 """The locks that a client keeps, and the one task that renews them and announces their loss.
 
-    heap of moments (stop times, due renewals) ──> due, the earliest stop time first ──> in flight
-            ^                                                                                |
-            └──────────────────── what the answer says about the next moment ────────────────┘
+    agenda (stop times, due renewals) ──> requests due, the most urgent first ──> in flight
+      ^                                                                              |
+      └────────────────── what the answer says about the next moments ───────────────┘
 
-One task and one heap, not a timer or a task for each lock: 2 000 locks at TTL 30 are 200 renewals a
-second, and the rest of the time nothing happens.
+One task and one agenda, not a timer or a task for each lock: the renewals of 2 000 locks at TTL 30
+are a request each half second, and the rest of the time nothing happens.
 """
 
-import heapq
-import itertools
 import logging
 import math
 import os
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 from anyio.abc import TaskGroup
 
-from volcano_sdk import operations
+from volcano_sdk import renew_many
 from volcano_sdk.async_clock import AsyncClock
 from volcano_sdk.async_transport import AsyncTransport
 from volcano_sdk.errors import ConflictError, LockLostError
-from volcano_sdk.operations import Grant, Request
+from volcano_sdk.operations import Grant
+from volcano_sdk.renew_many import Agenda, Kept
 from volcano_sdk.renewal import Holding
 from volcano_sdk.settings import Settings
 
 log = logging.getLogger("volcano_sdk")
 
 _ANSWERED_SOON = 32
-"""Renewals in flight that count against the bound: more at once only cost more each."""
+"""Requests in flight that count against the bound: more at once only cost more each."""
 _HUNG_AFTER = 1.0
 """Seconds without an answer, after which a try no longer counts: it waits, it costs nothing."""
 _IN_FLIGHT = 256
 """All of them, the hung ones too: each has a socket."""
 
 
-class Held:
+class Held(Kept):
     """One lock of a running `with_lock`: its state, and who hears of its loss.
 
     `body` is cancelled by the loss; `over` is set by the loss or the end, whichever comes first;
-    `progress` is set after each renewal try, and is then a new event.
+    `progress` is set after each renewal try.
     """
 
     def __init__(self, holding: Holding, clock: AsyncClock) -> None:
-        self.holding = holding
+        super().__init__(holding)
         self.name = (holding.lease.key, holding.lease.token)
         self.body = anyio.CancelScope()
         self.over = anyio.Event()
         self.progress = anyio.Event()
-        self.renewing: anyio.CancelScope | None = None
-        self.request: Request | None = None  # the latest renewal
-        self.queued = False
-        self.wakes_at = math.inf
+        self.flight: _Flight | None = None
         self._clock = clock
         self._callbacks: list[Callable[[LockLostError], object]] = []
         self._announced = False
@@ -92,14 +88,32 @@ class Held:
         """Lost or ended: whoever waits goes on, and a renewal in flight is abandoned."""
         self.over.set()
         self.progress.set()
-        if self.renewing is not None:
-            self.renewing.cancel()
+        if self.flight is not None:
+            self.flight.leave()
+            self.flight = None
 
     def on_lost(self, callback: Callable[[LockLostError], object]) -> None:
         if self._announced and self.holding.loss is not None:
             _call(callback, self.holding.loss)
         else:
             self._callbacks.append(callback)
+
+
+class _Flight:
+    """One request in flight: whose renewals, since when.  Cut off when all of them have left."""
+
+    def __init__(self, locks: Sequence[Held], sent_at: float) -> None:
+        self.locks = locks
+        self.sent_at = sent_at
+        self.scope = anyio.CancelScope()
+        self._aboard = len(locks)
+        for held in locks:
+            held.flight = self
+
+    def leave(self) -> None:
+        self._aboard -= 1
+        if self._aboard == 0:
+            self.scope.cancel()
 
 
 def _here() -> tuple[int, int]:
@@ -129,10 +143,8 @@ class Renewals:
         self._settings = settings
         self._clock = clock
         self._jitter = jitter
-        self._moments: list[tuple[float, int, Held]] = []  # (when to look at it, tie, lock)
-        self._due: list[tuple[float, int, Held]] = []  # (stop time, tie, lock)
-        self._ties = itertools.count()
-        self._in_flight: dict[Held, float] = {}  # {lock: when its try was sent}, oldest first
+        self._agenda = Agenda[Held]()
+        self._in_flight: dict[_Flight, None] = {}  # a set that remembers the order
         self._wake = anyio.Event()
         self._sleeps_until = math.inf
         self._is_running = False
@@ -165,6 +177,7 @@ class Renewals:
     def stop(self, held: Held) -> None:
         """Our release is about to be sent: no more renewals, and no loss any more."""
         held.holding.ended = True
+        self._agenda.drop(held)
         held.settle()
 
     def forget(self, held: Held) -> None:
@@ -183,15 +196,9 @@ class Renewals:
 
     def moved(self, held: Held) -> None:
         """Its stop time or its next renewal may have come nearer."""
-        if not held.holding.live:
-            return
-        at = held.holding.trust.stop_at
-        if not held.queued:
-            at = min(at, held.holding.schedule.due_at)
-        if at < held.wakes_at:
-            held.wakes_at = at
-            heapq.heappush(self._moments, (at, next(self._ties), held))
-            if at < self._sleeps_until:
+        if held.holding.live:
+            self._agenda.moved(held)
+            if held.wakes_at < self._sleeps_until:
                 self._wake.set()
 
     def answered(self, held: Held, grant: Grant) -> None:
@@ -209,7 +216,8 @@ class Renewals:
         while self._is_running:
             self._wake = anyio.Event()
             now = self._clock.now()
-            self._look_around(now)
+            for held in self._agenda.pass_by(now):
+                held.look()  # also where another thread has seen the loss: it is announced here
             self._start_due(now, tasks)
             self._sleeps_until = self._next_moment(now)
             if self._sleeps_until < math.inf:
@@ -223,70 +231,62 @@ class Renewals:
         while not held.look() and (
             holding.schedule.failures or holding.schedule.due_at <= self._clock.now()
         ):
+            if held.progress.is_set():
+                held.progress = anyio.Event()
             await held.progress.wait()
 
-    def _look_around(self, now: float) -> None:
-        while self._moments and self._moments[0][0] <= now:
-            at, _, held = heapq.heappop(self._moments)
-            if at != held.wakes_at:
-                continue  # an earlier moment took its place
-            held.wakes_at = math.inf
-            if held.holding.ended or held.look():
-                continue  # look also where another thread has seen the loss: it is announced here
-            if not held.queued and held.holding.schedule.due_at <= now:
-                held.queued = True
-                heapq.heappush(self._due, (held.holding.trust.stop_at, next(self._ties), held))
-            self.moved(held)
-
     def _start_due(self, now: float, tasks: TaskGroup) -> None:
-        counting = sum(now - sent_at < _HUNG_AFTER for sent_at in self._in_flight.values())
-        while self._due and counting < _ANSWERED_SOON and len(self._in_flight) < _IN_FLIGHT:
-            held = heapq.heappop(self._due)[2]
-            if held.holding.live:
-                self._in_flight[held] = now
-                counting += 1
-                tasks.start_soon(self._renew, held)
+        counting = sum(now - flight.sent_at < _HUNG_AFTER for flight in self._in_flight)
+        while counting < _ANSWERED_SOON and len(self._in_flight) < _IN_FLIGHT:
+            locks = self._agenda.take(now)
+            if not locks:
+                break
+            flight = _Flight(locks, now)
+            self._in_flight[flight] = None
+            counting += 1
+            tasks.start_soon(self._renew, flight)
 
     def _next_moment(self, now: float) -> float:
-        next_moment = self._moments[0][0] if self._moments else math.inf
-        if self._due and len(self._in_flight) < _IN_FLIGHT:
-            ripe = (sent_at + _HUNG_AFTER for sent_at in self._in_flight.values())
+        next_moment = self._agenda.next_moment
+        if self._agenda.requests_due and len(self._in_flight) < _IN_FLIGHT:
+            ripe = (flight.sent_at + _HUNG_AFTER for flight in self._in_flight)
             next_moment = min(next_moment, min((at for at in ripe if at > now), default=math.inf))
         return next_moment
 
-    async def _renew(self, held: Held) -> None:
-        holding = held.holding
+    async def _renew(self, flight: _Flight) -> None:
         try:
-            with anyio.CancelScope() as held.renewing:
-                if held.look() or holding.ended:
-                    return
-                request = self._request(held)
-                sent_at = self._clock.now()
-                attempt = holding.renewal(request, sent_at, self._settings.timeout)
-                outcome = await self._transport.exchange(attempt, sent_at=sent_at)
-                now = self._clock.now()
-                holding.renewed(request, outcome, now=now, jitter=self._jitter())
+            with flight.scope:
+                await self._try(flight.locks)
         finally:
-            held.renewing = None
-            held.queued = False
-            del self._in_flight[held]
-        held.look()
-        held.progress.set()
-        if holding.live:
-            held.progress = anyio.Event()
-        self.moved(held)
-        if self._due:
+            del self._in_flight[flight]
+            for held in flight.locks:
+                held.flight = None
+        for held in flight.locks:
+            held.look()
+            held.progress.set()
+            self.moved(held)
+        if self._agenda.requests_due:
             self._wake.set()
 
-    def _request(self, held: Held) -> Request:
-        """Each due renewal is an operation of its own; tries after failures are the same one."""
-        holding = held.holding
-        if held.request is None or not holding.schedule.failures:
-            held.request = operations.renew(
-                holding.lease.key,
-                ttl=holding.ttl,
-                token=holding.lease.token,
-                request_id=str(uuid.uuid4()),
-                service_key=self._settings.credential,
-            )
-        return held.request
+    async def _try(self, locks: Sequence[Held]) -> None:
+        """One request, and what it means for each of them."""
+        live = [held for held in locks if not held.look() and held.holding.live]
+        if not live:
+            return
+        sent_at = self._clock.now()
+        attempt = renew_many.attempt(
+            live,
+            now=sent_at,
+            timeout=self._settings.timeout,
+            request_id=str(uuid.uuid4()),
+            service_key=self._settings.credential,
+        )
+        outcome = await self._transport.exchange(attempt, sent_at=sent_at)
+        renew_many.settle(
+            self._agenda,
+            live,
+            attempt.request,
+            outcome,
+            now=self._clock.now(),
+            jitter=self._jitter,
+        )

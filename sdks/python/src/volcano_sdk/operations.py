@@ -10,7 +10,7 @@ differ in plumbing only.
 import json
 import re
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -97,14 +97,15 @@ def _shown(value: object) -> str:
 class Request:
     """One operation, fixed before the first send and identical on every try of it.
 
-    `path` is relative to the API's URL; `headers` carry the credential and the lock token.
+    `path` is relative to the API's URL; `headers` carry the credential and the lock token, but
+    for `renew_many`, whose body has the tokens.
     """
 
     operation: str
     method: str
     path: str
     headers: Mapping[str, str] = field(repr=False)
-    body: bytes = b""
+    body: bytes = field(default=b"", repr=False)
 
     @property
     def request_id(self) -> str:
@@ -121,6 +122,20 @@ def renew(key: str, *, ttl: int, token: str, request_id: str, service_key: str) 
 
 def release(key: str, *, token: str, request_id: str, service_key: str) -> Request:
     return _lease_request("release", "DELETE", key, service_key, request_id, token)
+
+
+def renew_many(
+    leases: Iterable[tuple[LockLease, int]], *, request_id: str, service_key: str
+) -> Request:
+    """One request for 1 to 500 leases, each with its TTL in seconds: an addition of our server."""
+    body = [{"key": lease.key, "token": lease.token, "ttl_seconds": ttl} for lease, ttl in leases]
+    return Request(
+        "renew_many",
+        "PATCH",
+        "/lock-leases",
+        _headers(service_key, request_id),
+        json.dumps({"leases": body}, separators=(",", ":")).encode(),
+    )
 
 
 def get(key: str, *, request_id: str, service_key: str) -> Request:
@@ -214,12 +229,70 @@ def granted(request: Request, answer: Answer) -> Grant:
     """Read the answer to an acquire (201) or a renewal (200); any other raises its error."""
     _expect(request, answer, 201 if request.operation == "acquire" else 200)
     fields = _json_object(request, answer)
+    return _grant(request, answer, fields, answer.headers.get("x-volcano-expires-in"))
+
+
+def _grant(
+    request: Request, answer: Answer, fields: dict[str, Any], expires_in: str | None
+) -> Grant:
     return Grant(
         answer.sent_at,
         _instant(request, answer, fields),
         _fencing_token(request, answer, fields),
-        _expires_in(answer.headers.get("x-volcano-expires-in")),
+        _expires_in(expires_in),
     )
+
+
+def renewed_many(
+    request: Request, answer: Answer, keys: Sequence[str]
+) -> list[Grant | VolcanoError]:
+    """Read the answer to `renew_many`: what became of each lease, by position, asked for `keys`.
+
+    Any answer but a 200 about exactly these raises its error.
+    """
+    _expect(request, answer, 200)
+    items = _json_object(request, answer).get("leases")
+    if not isinstance(items, list) or [_key_of(item) for item in items] != list(keys):
+        raise _unreadable(request, answer, "leases")
+    return [_renewed_one(request, answer, item) for item in items]
+
+
+def _key_of(item: object) -> object:
+    return item.get("key") if isinstance(item, dict) else None
+
+
+def _renewed_one(request: Request, answer: Answer, item: dict[str, Any]) -> Grant | VolcanoError:
+    code = item.get("code")
+    if code is None:
+        try:
+            return _grant(request, answer, item, _as_header(item.get("expires_in")))
+        except ServerError as error:
+            return error
+    status = _STATUS_OF_AN_ITEM.get(str(code))
+    if status is None:
+        return _unreadable(request, answer, "code")
+    return errors.from_status(status)(
+        str(item.get("error")),
+        status=status,
+        code=str(code),
+        retry_after=retry_after(_as_header(item.get("retry_after"))),
+        request_id=request.request_id,
+    )
+
+
+def _as_header(value: object) -> str | None:
+    """A number of the body, as the header of the single route has it."""
+    return str(value) if type(value) in (int, float) else None
+
+
+_STATUS_OF_AN_ITEM = {
+    "invalid_request": 400,
+    "permission_denied": 403,
+    "lock_held": 409,
+    "lock_ownership_lost": 409,
+    "lock_rate_limited": 429,
+    "lock_service_unavailable": 503,
+}
 
 
 def state(request: Request, answer: Answer) -> LockState:

@@ -20,6 +20,9 @@ from volcano_sdk.operations import Acquired, Failure, Grant, Outcome, Request, T
 LONGEST_TRUST = 89.91 * 86_400
 """The server's hard deadline of 90 days less a thousandth: clocks may have drifted apart."""
 
+LONGEST_LEAD = 0.5
+"""Seconds by which a renewal may be brought forward at most."""
+
 _FINAL = frozenset({400, 401, 403, 404, 409})
 
 
@@ -40,6 +43,11 @@ def retry_delay(ttl: float, failures: int, remaining: float, jitter: float) -> f
     longest = min(ttl / 10, max(5.0, ttl / 100))
     delay = min(0.1 * 2.0 ** min(failures - 1, 60), longest) * (1 + 0.5 * jitter)
     return min(delay, max(remaining / 2, 0.1))
+
+
+def longest_lead(ttl: float) -> float:
+    """By how much a renewal may be brought forward, to share a request with others."""
+    return min(LONGEST_LEAD, ttl / 30)
 
 
 def try_timeout(remaining: float, client_timeout: float) -> float:
@@ -194,25 +202,42 @@ class Holding:
                 self.schedule, due_at=min(self.schedule.due_at, max(sooner, at))
             )
 
+    def goes_along(self, now: float) -> bool:
+        """Whether it shares a request that is sent now: it is due, or it is brought forward.
+
+        A try after a failure is not brought forward: it waits for a reason.
+        """
+        lead = 0.0 if self.schedule.failures else longest_lead(self.trust.ttl)
+        return now >= self.schedule.due_at - lead
+
     def renewed(self, request: Request, outcome: Outcome, *, now: float, jitter: float) -> None:
-        """What became of a renewal try."""
-        if self.look(now) or self.ended:
-            return
+        """What became of a renewal try on the single route."""
         try:
             if isinstance(outcome, Failure):
                 raise outcome.error
-            self.answered(operations.granted(request, outcome), jitter=jitter)
+            result: Grant | VolcanoError = operations.granted(request, outcome)
         except VolcanoError as error:
-            if error.status in _FINAL:
-                self.lose("was lost: its renewal was refused", error)
-                return
-            self._latest_failure = error
+            result = error
+        self.settled(result, sent_at=outcome.sent_at, now=now, jitter=jitter)
+
+    def settled(
+        self, result: Grant | VolcanoError, *, sent_at: float, now: float, jitter: float
+    ) -> None:
+        """What became of a renewal try that was sent then."""
+        if self.look(now) or self.ended:
+            return
+        if isinstance(result, Grant):
+            self.answered(result, jitter=jitter)
+        elif result.status in _FINAL:
+            self.lose("was lost: its renewal was refused", result)
+        else:
+            self._latest_failure = result
             self.schedule = self.schedule.after_failure(
                 self.trust,
-                sent_at=outcome.sent_at,
+                sent_at=sent_at,
                 now=now,
                 jitter=jitter,
-                retry_after=error.retry_after,
+                retry_after=result.retry_after,
             )
 
     def answered(self, grant: Grant, *, jitter: float) -> None:

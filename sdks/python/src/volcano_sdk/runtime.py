@@ -14,6 +14,7 @@ from volcano_sdk import operations
 from volcano_sdk.clock import SystemClock
 from volcano_sdk.errors import VolcanoError
 from volcano_sdk.operations import Outcome, Try
+from volcano_sdk.renewals import Renewals
 from volcano_sdk.settings import Settings
 from volcano_sdk.threads import MOST_WORKERS, Timers, TimerThread, Workers
 from volcano_sdk.tokens import Tokens
@@ -59,6 +60,7 @@ class Runtime:
         self.timers = self._given_timers or TimerThread(SystemClock(), self._is_needed)
         self.workers = Workers(MOST_WORKERS, self._is_needed, "volcano-worker")
         self.callbacks = Workers(1, _never, "volcano-callbacks")
+        self.renewals = Renewals(self)
 
     def _is_needed(self) -> bool:
         return bool(self.running or self.entering)
