@@ -43,6 +43,7 @@ async function take(ticket) {
 async function answer(ticket, lease, signal) {
   if (!(await openTickets()).includes(ticket)) return; // answered between our look at the desk and our grant
   await write(ticket, lease);
+  tell('working', ticket, lease);
   const present = role;
   role = 'steady';
   if (present === 'steady') {

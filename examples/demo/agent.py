@@ -58,6 +58,7 @@ class Agent:
         if ticket not in self._open_tickets():
             return  # answered between our look at the desk and our grant
         self._write(ticket, guard)
+        self._tell("working", ticket, guard)
         role, self._role = self._role, "steady"
         if role == "steady":
             # Stands for the model call that writes the answer; stops early when the lock is lost.

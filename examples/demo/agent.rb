@@ -50,6 +50,7 @@ class Agent
     return unless open_tickets.include?(ticket) # answered between our look at the desk and our grant
 
     write(ticket, guard)
+    tell("working", ticket, guard)
     role, @role = @role, "steady"
     if role == "steady"
       # Stands for the model call that writes the answer; stops early when the lock is lost.

@@ -37,7 +37,6 @@ AGENTS = 12
 TICKETS = 40
 LONGEST_START_SECONDS = 30.0
 LONGEST_RUN_SECONDS = 50.0
-TROUBLE_AFTER_SECONDS = 0.5
 HERE = Path(__file__).resolve().parent
 RUBY_SDK = HERE.parents[1] / "sdks" / "ruby" / "lib"
 COMMANDS = {
@@ -56,6 +55,7 @@ class Run:
     claims: list[Claim] = field(default_factory=list)
     doing: dict[str, str] = field(default_factory=dict)  # {"agent-03": "ticket:7 granted"}
     ready: set[str] = field(default_factory=set)
+    at_work: dict[str, Claim] = field(default_factory=dict)  # {"agent-03": Claim(ticket=7, ...)}
     stale_writes_refused: int = 0
 
     def take_in(self, report: Report) -> None:
@@ -69,19 +69,16 @@ class Run:
             self.claims.append(Claim(agent, ticket, token, report["at"], report["expires_at"]))
             return
         claim = next(claim for claim in reversed(self.claims) if claim.agent == agent)
+        if event == "working":
+            self.at_work[agent] = claim
+            return
+        self.at_work.pop(agent, None)
         if event == "refused":
             self.stale_writes_refused += 1
         elif event == "released":
             claim.released_at = report["at"]
         if event in ("answered", "released"):
             claim.expires_at = report["expires_at"]
-
-    def work_of(self, agent: str) -> Claim | None:
-        """The claim that the agent has been at for so long that it is in the middle of its work."""
-        last = next((claim for claim in reversed(self.claims) if claim.agent == agent), None)
-        if last is None or last.released_at or now() < last.granted_at + TROUBLE_AFTER_SECONDS:
-            return None
-        return last
 
 
 def sentence(report: Report) -> str:
@@ -147,10 +144,10 @@ class Troublemaker:
         self._continued = False
 
     def act(self, run: Run, backlog: Backlog) -> None:
-        if self.crashed is None and (claim := run.work_of(self.crashing.name)):
+        if self.crashed is None and (claim := run.at_work.get(self.crashing.name)):
             self.crashing.process.send_signal(signal.SIGKILL)
             self.crashed, self.killed_at = claim, now()
-        if self._stalled is None and (claim := run.work_of(self.stalling.name)):
+        if self._stalled is None and (claim := run.at_work.get(self.stalling.name)):
             self.stalling.process.send_signal(signal.SIGSTOP)
             self._stalled = claim
         # Not before somebody newer has written: that is what the late write must not undo.
@@ -163,7 +160,10 @@ def main() -> int:
     options = _options()
     languages = [each for each in COMMANDS if each not in options.without]
     console = Console(
-        stderr=options.json, force_terminal=True if options.watch else None, highlight=False
+        stderr=options.json,
+        force_terminal=True if options.watch else None,
+        highlight=False,
+        soft_wrap=True,
     )
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="volcano-demo-")))

@@ -51,6 +51,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except ConnectionError:
+            pass  # agents get killed, also in the middle of a request
+
     def log_message(self, *_: Any) -> None:
         """Quiet: the agents tell what they do."""
 
