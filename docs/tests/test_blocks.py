@@ -101,6 +101,8 @@ def test_a_mark_that_refers_to_nothing_is_a_fault(text: str) -> None:
     [
         "```python\nraise SystemExit(3)\n```",
         "```python\nimport volcano_sdk_that_is_not\n```",
+        "```python\ndef test_it():\n    assert False\n```",
+        "```python\nasync def test_it():\n    pass\n```",  # pytest alone does not run it
         "```sh\nfalse\ntrue\n```",
         '```sh\necho "$VOLCANO_NO_SUCH_NAME"\n```',
         "```sql\nselect 1 from nowhere;\n```",
