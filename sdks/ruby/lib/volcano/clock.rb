@@ -39,9 +39,9 @@ module Volcano
         @action.call
       end
 
-      # What timers are sorted by: their moment, then the order in which they were asked for.
-      def rank
-        [@at, @number]
+      # Timers are sorted by their moment, then by the order in which they were asked for.
+      def before?(other)
+        @at < other.at || (@at == other.at && @number < other.number)
       end
     end
 
@@ -52,7 +52,7 @@ module Volcano
       @reading = Mutex.new
       @mutex = Mutex.new
       @changed = ConditionVariable.new
-      @timers = [] # [Timer, …] sorted by rank
+      @timers = [] # [Timer, …] sorted
       @numbers = 0
       @thread = nil
     end
@@ -84,7 +84,7 @@ module Volcano
       Shield.up do
         @mutex.synchronize do
           timer = Timer.new(self, moment, @numbers += 1, action)
-          place = @timers.bsearch_index { |other| (other.rank <=> timer.rank) >= 0 } || @timers.size
+          place = place_of(timer)
           @thread = Shield.thread("volcano timers") { run } unless @thread&.alive?
           @timers.insert(place, timer)
           @changed.signal if place.zero?
@@ -96,13 +96,17 @@ module Volcano
     def cancel(timer)
       Shield.up do
         @mutex.synchronize do
-          place = @timers.bsearch_index { |other| (other.rank <=> timer.rank) >= 0 }
-          @timers.delete_at(place) if place && @timers[place].equal?(timer)
+          place = place_of(timer)
+          @timers.delete_at(place) if @timers[place].equal?(timer)
         end
       end
     end
 
     private
+
+    def place_of(timer)
+      @timers.bsearch_index { |other| !other.before?(timer) } || @timers.size
+    end
 
     def run
       while (timer = next_due)

@@ -311,23 +311,26 @@ module Volcano
       return if @due.size + @calls.size <= @idle
 
       @workers.select!(&:alive?)
-      @workers.size < WORKERS ? start_worker : make_room
+      return start_worker if @workers.size < WORKERS
+
+      make_room unless @room_timer
     rescue ThreadError => error
       # The others go on; were there none, the loss would be noticed at the stop time.
       @log.call("a thread could not be started: #{error.message}")
     end
 
-    # A server that hangs must not let locks with much time left use up that of the others.
+    # A server that hangs must not let locks with much time left use up that of the others. Looks again soon, as long
+    # as something waits for a worker.
     def make_room
       @room_timer = reset(@room_timer, nil)
       urgent = @due.min_by(&:stop_at)
       slack = @under_way.max_by(&:stop_at)
-      now = @clock.now
-      return unless urgent && slack && slack.stop_at - now > 2 * (urgent.stop_at - now)
+      return unless urgent && slack
 
+      now = @clock.now
       had_its_time = slack.exchange.began_at + ROOM_SECONDS
-      slack.exchange.abort if had_its_time <= now
-      @room_timer = @clock.at([had_its_time, now + 0.1].max) { safely { make_room } }
+      slack.exchange.abort if had_its_time <= now && slack.stop_at - now > 2 * (urgent.stop_at - now)
+      @room_timer = @clock.at(now + 0.1) { safely { make_room } }
     end
 
     def start_worker

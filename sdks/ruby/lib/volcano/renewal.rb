@@ -65,6 +65,8 @@ module Volcano
 
       # A request with this TTL went out: if it shortens the lease, it does so from now on.
       def sent(at, ttl)
+        return self if ttl >= self.ttl && at + ttl >= deadline
+
         with(ttl: [self.ttl, ttl].min, deadline: [deadline, at + ttl].min)
       end
 
