@@ -1,8 +1,9 @@
 /**
  * What the SDK adds to the HTTP client that it uses, in CPU: one acquire and one release, over `fetch` doing the same two
- * requests by hand and reading their answers. Side by side in one process, A B C A B C; medians of the rounds.
+ * requests by hand and reading their answers. Side by side in one process, A B C A B C; medians of
+ * many short rounds.
  *
- *     node benchmarks/cost_per_call.mjs [--rounds 9] [--pairs 2000] [--at-once 1]
+ *     node benchmarks/cost_per_call.mjs [--rounds 60] [--pairs 200] [--at-once 1]
  *
  * The server is a process of its own that gives constant answers. Prints one line of JSON; exits 1 when acquire and release
  * cost more than 1.25 times the bare requests.
@@ -31,7 +32,7 @@ function serve() {
 }
 
 async function measure() {
-  const { rounds, pairs, 'at-once': atOnce } = numbers({ rounds: 9, pairs: 2_000, 'at-once': 1 });
+  const { rounds, pairs, 'at-once': atOnce } = numbers({ rounds: 60, pairs: 200, 'at-once': 1 });
   const server = fork(new URL(import.meta.url).pathname, { execArgv: [] });
   const [port] = await once(server, 'message');
   const apiUrl = `http://127.0.0.1:${port}`;
@@ -65,7 +66,7 @@ async function measure() {
     },
   };
   const cost = Object.fromEntries(Object.keys(ways).map((name) => [name, []]));
-  for (let round = -1; round < rounds; round++) {
+  for (let round = -5; round < rounds; round++) {
     for (const [name, way] of Object.entries(ways)) {
       const cpu = process.cpuUsage();
       await Promise.all(
@@ -74,7 +75,7 @@ async function measure() {
         }),
       );
       const { user, system } = process.cpuUsage(cpu);
-      if (round >= 0) cost[name].push((user + system) / pairs); // the first round warms up
+      if (round >= 0) cost[name].push((user + system) / pairs); // the first rounds warm up
     }
   }
   server.disconnect();

@@ -263,15 +263,15 @@ export class Locks {
   }
 
   /** The grant. Throws what went wrong, after a release where the server may have granted it all the same. */
-  async #obtain(plan: Plan, cancel: AbortSignal, givesBack: boolean): Promise<Acquired> {
+  async #obtain(plan: Plan, cancel: AbortSignal | undefined, givesBack: boolean): Promise<Acquired> {
     const { key, ttl, token } = plan;
-    if (cancel.aborted) throw new Cancelled(cancel.reason);
+    if (cancel?.aborted) throw new Cancelled(cancel.reason);
     if (this.#isClosed) throw new VolcanoError('this client is closed');
     const request = operations.acquire(key, { ...this.#lease(token, plan.requestId), ttl });
     const flow = operations.acquireFlow(request, {
       ttl,
       timeout: this.#settings.timeout,
-      givenUp: () => cancel.aborted,
+      givenUp: () => cancel?.aborted ?? false,
     });
     const patience = givesBack ? operations.EXIT_TRY_SECONDS : 0;
     let acquired: Acquired;
@@ -280,9 +280,9 @@ export class Locks {
     } catch (thrown) {
       if (!(thrown instanceof operations.AcquireFailed)) throw thrown;
       if (thrown.unknown && givesBack) await this.#giveBack(plan);
-      throw cancel.aborted ? new Cancelled(cancel.reason) : thrown.error;
+      throw cancel?.aborted ? new Cancelled(cancel.reason) : thrown.error;
     }
-    if (!cancel.aborted) return acquired;
+    if (!cancel?.aborted) return acquired;
     if (givesBack) await this.#giveBack(plan);
     throw new Cancelled(cancel.reason);
   }
@@ -380,7 +380,7 @@ export class Locks {
   /** Carries a flow of a direct call, whose tries and answer also count for a running `withLock` with its token. */
   async #crossing<Result extends operations.Grant | Acquired>(
     { key, token, ttl }: { key: string; token: string; ttl: number },
-    cancel: AbortSignal,
+    cancel: AbortSignal | undefined,
     flow: Flow<Result>,
     patience = 0,
   ): Promise<Result> {
@@ -414,10 +414,12 @@ export class Locks {
     return { ...asked, requestId, signal: operations.checkedSignal(asked.signal) };
   }
 
+  /** With a signal of the call's own, where the user's may end it. */
   async #following<Result>(
     signal: AbortSignal | undefined,
-    work: (cancel: AbortSignal) => Promise<Result>,
+    work: (cancel: AbortSignal | undefined) => Promise<Result>,
   ): Promise<Result> {
+    if (!signal) return work(undefined); // a controller is what costs most of a call
     const call = new AbortController();
     const unfollow = follow(signal, call);
     try {
