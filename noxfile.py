@@ -292,8 +292,12 @@ def python_rooms() -> list[list[str]]:
     rooms = [[f"{room}/{part}" for part in ("src", "tests", "conformance")] for room in PACKAGES]
     rooms += [[str(path.relative_to(ROOT))] for path in sorted(ROOT.glob("examples/*"))]
     rooms += [["benchmarks"], ["docs/tests"], [".ci"]]
-    found = [[part for part in room if any((ROOT / part).rglob("*.py"))] for room in rooms]
+    found = [[part for part in room if has_python(ROOT / part)] for room in rooms]
     return [room for room in found if room]
+
+
+def has_python(path: Path) -> bool:
+    return path.suffix == ".py" or any(path.rglob("*.py"))
 
 
 def with_first(directory: Path, env: Mapping[str, str]) -> str:
