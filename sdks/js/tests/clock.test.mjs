@@ -187,6 +187,19 @@ test('a herd of timers is one timer of the runtime, and each wakes in its turn',
   assert.equal(timers.size, 0);
 });
 
+test('one that is due before all the others is not kept waiting', () => {
+  const { clock, timers, run } = arranged();
+  const woken = [];
+  for (const seconds of [10, 0.5, 0.1, 0.3]) clock.at(clock.now() + seconds, () => woken.push(seconds));
+
+  run(0.15);
+  assert.deepEqual(woken, [0.1]);
+  run(0.4);
+
+  assert.deepEqual(woken, [0.1, 0.3, 0.5]);
+  assert.equal(timers.size, 1);
+});
+
 test('a timer that throws does not keep the others from waking', () => {
   const { clock, run } = arranged();
   let woken = false;
