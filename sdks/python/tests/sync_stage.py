@@ -22,7 +22,8 @@ from volcano_sdk.transport import Shield
 
 START = 100.0
 SETTINGS = Settings("http://volcano.test", service_key="sk-stage")
-Step = Callable[[float], Outcome] | Items
+Said = Callable[[float], Outcome]
+Step = Said | Items
 
 
 class ManualTimers:
@@ -170,17 +171,17 @@ class ScriptedTransport:
         return [one for one in self.sent if one.operation == operation]
 
 
-def answer(status: int, body: str = "", **headers: str) -> Step:
+def answer(status: int, body: str = "", **headers: str) -> Said:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return lambda sent_at: Answer(sent_at, status, named, body.encode())
 
 
-def granted(status: int, fencing_token: int = 7, **headers: str) -> Step:
+def granted(status: int, fencing_token: int = 7, **headers: str) -> Said:
     body = f'{{"expires_at": "2026-11-29T12:00:00Z", "fencing_token": {fencing_token}}}'
     return answer(status, body, **headers)
 
 
-def refused(status: int, code: str = "x", **headers: str) -> Step:
+def refused(status: int, code: str = "x", **headers: str) -> Said:
     return answer(status, f'{{"error": "A sentence.", "code": "{code}"}}', **headers)
 
 
@@ -196,7 +197,7 @@ def hang(sent_at: float) -> Outcome:
     raise AssertionError("the transport knows what to do")
 
 
-def bang(error: BaseException) -> Step:
+def bang(error: BaseException) -> Said:
     """The thread is interrupted there."""
 
     def step(sent_at: float) -> Outcome:

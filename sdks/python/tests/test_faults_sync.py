@@ -243,7 +243,11 @@ def test_closing_the_client_loses_and_releases_what_runs(server: VolcanoServer) 
 
 
 def run(
-    server: VolcanoServer, program: str, *, is_interrupted: bool = False
+    server: VolcanoServer,
+    program: str,
+    *,
+    is_interrupted: bool = False,
+    patience: float = PATIENCE,
 ) -> subprocess.CompletedProcess[str]:
     """The program, with a client of the server; stderr must be empty: no traceback, no warning.
 
@@ -258,7 +262,7 @@ def run(
         },
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=patience,
         check=False,
     )
     assert is_interrupted or done.stderr == ""
@@ -273,19 +277,34 @@ client = VolcanoClient(trust_env=False)
 """
 
 
+def seconds_to_exit(server: VolcanoServer, program: str) -> float:
+    """From the program's last step to its process's end."""
+    done = run(server, textwrap.dedent(program) + "\nprint(time.time(), flush=True)")
+    assert done.returncode == 0
+    return time.time() - float(done.stdout)
+
+
 def test_a_main_thread_that_ends_with_a_lease_held_ends_the_process_at_once(
     server: VolcanoServer,
 ) -> None:
-    done = run(
-        server,
+    """Within a second of one that holds nothing: a loaded machine is slow with both.
+
+    What it might wait for takes half a minute: its threads' lingering, a renewal, the lease's end.
+    """
+    holds_nothing = """
+        lease = client.locks.acquire("a", ttl=90)
+        client.locks.release("a", lease)
         """
-        guard = client.locks.with_lock("a", ttl=5).__enter__()
+    holds_one = """
+        import volcano_sdk.threads
+        volcano_sdk.threads.LINGER = 30.0
+        guard = client.locks.with_lock("a", ttl=90).__enter__()
         threading.Thread(target=guard.wait_lost, daemon=True).start()
-        print(time.time(), flush=True)
-        """,
-    )
-    assert done.returncode == 0
-    assert time.time() - float(done.stdout) < 1.5
+        """
+
+    usual = seconds_to_exit(server, holds_nothing)
+
+    assert seconds_to_exit(server, holds_one) < 1.0 + 10 * usual
 
 
 def test_a_lease_held_by_a_non_daemon_thread_is_released_by_it(server: VolcanoServer) -> None:
@@ -381,6 +400,7 @@ def test_a_fork_while_renewals_run_does_not_hang(server: VolcanoServer) -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.timeout(120)
 def test_an_interrupt_at_any_moment_leaves_no_lock_behind(server: VolcanoServer) -> None:
     """300 interrupts at random moments of a loop of `with_lock`: the next taker never waits."""
     done = run(
@@ -411,11 +431,15 @@ def test_an_interrupt_at_any_moment_leaves_no_lock_behind(server: VolcanoServer)
             except KeyboardInterrupt:
                 interrupts += 1
             left.append(key)
-        time.sleep(1.2)  # for what a worker had to finish, and what was dropped
-        held = [key for key in left if other.locks.get(key).held]
+        end = time.time() + 30
+        held = left
+        while held and time.time() < end:  # a worker finishes what was broken off or dropped
+            time.sleep(0.1)
+            held = [key for key in held if other.locks.get(key).held]
         print(interrupts, len(held))
         """,
         is_interrupted=True,
+        patience=5 * PATIENCE,
     )
     interrupts, held = map(int, done.stdout.split())
     assert interrupts >= 290
@@ -423,24 +447,28 @@ def test_an_interrupt_at_any_moment_leaves_no_lock_behind(server: VolcanoServer)
 
 
 def test_control_c_during_a_hang_ends_within_the_bounds(server: VolcanoServer) -> None:
+    """Of ten minutes that the request may take, 2 s are left, and twice 2 s for the release.
+
+    That each is 2 s to the point: test_transport.py and test_locks.py, in no real time.
+    """
     done = run(
         server,
         """
         import socket
         quiet = socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{quiet.getsockname()[1]}"
-        silent = VolcanoClient(api_url=url, service_key="sk-1", trust_env=False)
+        silent = VolcanoClient(api_url=url, service_key="sk-1", trust_env=False, timeout=600)
         import logging
         logging.disable()
         threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
         started = time.time()
         try:
-            silent.locks.acquire("a", ttl=30)
+            silent.locks.acquire("a", ttl=3600)
         except KeyboardInterrupt:
             print(time.time() - started)
         quiet.close()
         silent.close()
         """,
+        patience=2 * PATIENCE,
     )
-    # 2 s for the answer and twice 2 s for the release
-    assert float(done.stdout) < 7.5
+    assert 6.3 <= float(done.stdout) < PATIENCE

@@ -10,6 +10,7 @@ from sync_stage import (
     HELD,
     SETTINGS,
     Interrupted,
+    Said,
     Stage,
     Step,
     answer,
@@ -178,7 +179,7 @@ def test_a_compensating_release_that_fails_is_only_logged(
     assert str(stage.wire.sent[0].token) not in caplog.text
 
 
-def late(seconds: float, then: Step, stage: Stage) -> Step:
+def late(seconds: float, then: Said, stage: Stage) -> Step:
     def step(sent_at: float) -> Outcome:
         stage.advance(seconds)
         return then(sent_at)

@@ -1,9 +1,12 @@
 import re
+from typing import Any
 
+import httpx
 import pytest
 
+from volcano_sdk import AsyncVolcanoClient, VolcanoClient
 from volcano_sdk.errors import AuthenticationError
-from volcano_sdk.settings import Settings, without_userinfo
+from volcano_sdk.settings import Settings, checked_http_client, without_userinfo
 
 URL = "http://127.0.0.1:8790"
 
@@ -158,3 +161,67 @@ def test_a_proxy_that_cannot_be_used_is_named(proxy: str, monkeypatch: pytest.Mo
 
 def test_a_url_without_a_user_stays_as_it_is() -> None:
     assert without_userinfo("http://host:1/p") == "http://host:1/p"
+
+
+# --- an injected client
+
+
+HERE = __name__.partition(".")[0]
+
+
+class Awaited:
+    """Of httpx's kind, but another library's."""
+
+    async def request(self, *_: object, **__: object) -> None: ...
+
+
+class Called:
+    def request(self, *_: object, **__: object) -> None: ...
+
+
+def test_an_injected_client_may_be_any_of_its_kind() -> None:
+    with httpx.Client() as http:
+        checked_http_client(http, is_async=False)
+    checked_http_client(httpx.AsyncClient(), is_async=True)
+    checked_http_client(Called(), is_async=False)
+    checked_http_client(Awaited(), is_async=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (httpx.AsyncClient(), "an instance of httpx.AsyncClient"),
+        (Awaited(), f"an instance of {HERE}.Awaited"),
+        (httpx.Client, "the class httpx.Client"),
+        (object(), "an instance of builtins.object"),
+        ("http://127.0.0.1", "an instance of builtins.str"),
+    ],
+)
+def test_the_sync_client_refuses_an_injected_client_of_another_kind(wrong: Any, named: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        VolcanoClient(api_url=URL, http_client=wrong)
+
+    assert str(caught.value) == (
+        f"http_client of VolcanoClient must be an httpx.Client or one of its kind; got {named}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (httpx.Client(), "an instance of httpx.Client"),
+        (Called(), f"an instance of {HERE}.Called"),
+        (httpx.AsyncClient, "the class httpx.AsyncClient"),
+        (httpx, "an instance of builtins.module"),
+    ],
+)
+def test_the_async_client_refuses_an_injected_client_of_another_kind(
+    wrong: Any, named: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        AsyncVolcanoClient(api_url=URL, http_client=wrong)
+
+    assert str(caught.value) == (
+        "http_client of AsyncVolcanoClient must be an httpx.AsyncClient or one of its kind;"
+        f" got {named}"
+    )

@@ -13,7 +13,7 @@ from volcano_sdk.async_locks import AsyncLocks
 from volcano_sdk.async_renewal import Renewals
 from volcano_sdk.async_transport import AsyncTransport, InjectedTransport, Lanes
 from volcano_sdk.errors import VolcanoError, put_beside
-from volcano_sdk.settings import Settings
+from volcano_sdk.settings import Settings, checked_http_client
 
 
 class AsyncVolcanoClient:
@@ -55,6 +55,7 @@ class AsyncVolcanoClient:
         if http_client is None:
             self._transports = (Lanes(settings, clock), Lanes(settings, clock))
         else:
+            checked_http_client(http_client, is_async=True)
             self._transports = (InjectedTransport(http_client, settings, clock),)
         self._api_url = settings.api_url
         self._renewals = Renewals(self._transports[-1], settings, clock, _jitter)

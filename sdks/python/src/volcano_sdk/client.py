@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from volcano_sdk.errors import VolcanoError, put_beside
 from volcano_sdk.locks import Locks
 from volcano_sdk.runtime import Runtime
-from volcano_sdk.settings import Settings
+from volcano_sdk.settings import Settings, checked_http_client
 from volcano_sdk.transport import Injected
 
 
@@ -19,7 +19,7 @@ class VolcanoClient:
     total, by default 10.  `http_client`: an httpx.Client, or one of its kind, to send with; it
     stays yours.  `trust_env=False` ignores the environment's proxies.
 
-    ValueError: no URL, or one of these is wrong.
+    ValueError: no URL, or one of these is wrong; TypeError: an `http_client` of another kind.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class VolcanoClient:
         )
         transport = None
         if http_client is not None:
+            checked_http_client(http_client, is_async=False)
             transport = partial(Injected, http_client, self._settings)
         self._runtime = Runtime(self._settings, transport=transport)
         self.locks = Locks(self._runtime)

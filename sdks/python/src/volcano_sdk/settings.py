@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from inspect import iscoroutinefunction
+from typing import Any
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -72,6 +74,22 @@ class Settings:
     def proxy_name(self) -> str | None:
         """The proxy as an error may show it: without user and password."""
         return None if self.proxy is None else without_userinfo(self.proxy)
+
+
+def checked_http_client(client: Any, *, is_async: bool) -> None:
+    """TypeError for an injected client of the other flavour, or for what is none."""
+    is_class = isinstance(client, type)
+    if not is_class and callable(getattr(client, "request", None)):
+        is_awaited = iscoroutinefunction(client.request) or hasattr(client, "aclose")
+        if is_awaited is is_async:
+            return
+    kind = client if is_class else type(client)
+    flavour = "Async" if is_async else ""
+    got = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
+    raise TypeError(
+        f"http_client of {flavour}VolcanoClient must be an httpx.{flavour}Client or one of its"
+        f" kind; got {'the class' if is_class else 'an instance of'} {got}"
+    )
 
 
 def without_userinfo(url: str) -> str:
