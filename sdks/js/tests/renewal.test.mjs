@@ -114,6 +114,14 @@ test('the first look at or after the stop time is the loss, with what failed las
   assert.ok(loss.message.includes('"k"') && loss.message.includes('7') && !loss.message.includes(TOKEN));
 });
 
+test('a failure that a success followed is no cause of a later loss', () => {
+  const held = holding(30);
+  held.renewed(operations.renewed(request, failed(10)), { now: 11, jitter: 0 });
+  held.renewed(operations.renewed(request, answered(12)), { now: 12, jitter: 0 });
+
+  assert.equal(held.look(60).because, null);
+});
+
 test('a lost holding never becomes held again', () => {
   const held = holding(30);
   const loss = held.look(40);
