@@ -1,15 +1,18 @@
 # frozen_string_literal: true
 
-# What the Ruby SDK has to show, against a server of its own (`volcano-server dev`), in under a minute:
+# What the Ruby SDK has to show, against a server of its own (`volcano-server dev`), in about two minutes:
 #
 #   ruby -Isdks/ruby/lib benchmarks/ruby.rb PATH-OF-volcano-server
 #
 # - `Timeout.timeout(x) { with_lock { … } }` with x over the whole call in 200 steps: leases left behind, wrong answers.
 # - 500 locks held at once for two TTLs of 15 s: further threads, renewals, losses.
 # - 20 threads on one client for 10 s: wrong answers, threads and sockets afterwards.
-# - One acquire and release after the other: milliseconds.
+# - 10 000 locks held for 60 s at a TTL of 30 s: losses, renewal requests, share of one CPU.
+# - One acquire and release after the other: milliseconds, and CPU over two bare requests of Net::HTTP.
 
 require "json"
+require "net/http"
+require "securerandom"
 require "timeout"
 require "volcano"
 
@@ -23,6 +26,12 @@ end
 
 def now
   Process.clock_gettime(Process::CLOCK_MONOTONIC)
+end
+
+def cpu
+  start = Process.clock_gettime(Process::CLOCK_PROCESS_CPUTIME_ID)
+  yield
+  Process.clock_gettime(Process::CLOCK_PROCESS_CPUTIME_ID) - start
 end
 
 def sockets
@@ -91,10 +100,43 @@ def one_after_the_other(volcano, rounds: 500)
   { ms_per_with_lock: ((now - start) * 1000 / rounds).round(3) }
 end
 
+# Fibers hold them.
+def ten_thousand(volcano, locks: 10_000, ttl: 30, seconds: 60)
+  guards = []
+  fibers = Array.new(locks) { |number| Fiber.new { volcano.locks.with_lock("held:#{number}", ttl: ttl) { |guard| [guards << guard, Fiber.yield] } }.tap(&:resume) }
+  used = cpu { sleep(seconds) }
+  facts = { held: guards.size, lost: guards.count(&:lost?), cpu_share: (used / seconds).round(3) }
+  fibers.each(&:resume)
+  facts
+end
+
+# Interleaved, the best of each.
+def cpu_over_net_http(volcano, rounds: 7, calls: 200)
+  url = URI(FACTS.fetch("url"))
+  http = Net::HTTP.start(url.host, url.port, nil)
+  times = Array.new(rounds) do
+    [cpu { calls.times { |number| bare_pair(http, "bare:#{number}") } },
+     cpu { calls.times { |number| volcano.locks.release("sdk:#{number}", volcano.locks.acquire("sdk:#{number}", ttl: 30)) } }]
+  end
+  http.finish
+  bare, sdk = times.transpose.map { |all| all.min / calls * 1e6 }
+  { bare_us: bare.round, sdk_us: sdk.round, ratio: (sdk / bare).round(2) }
+end
+
+def bare_pair(http, key)
+  path = "/locks/#{key.gsub(":", "%3A")}/lease"
+  headers = { "Authorization" => "Bearer #{FACTS.fetch("service_key")}", "Content-Type" => "application/json",
+              "X-Volcano-Lock-Token" => SecureRandom.uuid, "X-Volcano-Request-Id" => SecureRandom.uuid }
+  JSON.parse(http.post(path, %({"ttl_seconds":30}), headers).body)
+  http.delete(path, { **headers, "X-Volcano-Request-Id" => SecureRandom.uuid })
+end
+
 client do |volcano|
+  puts "CPU of a pair        #{cpu_over_net_http(volcano)}"
   puts "one after the other  #{one_after_the_other(volcano)}"
   puts "timeout sweep        #{sweep(volcano)}"
   puts "500 locks at once    #{many(volcano)}"
+  puts "10 000 locks, 60 s   #{ten_thousand(volcano)}"
 end
 sleep(1.5) # until the first client's threads are gone
 puts "20 threads for 10 s  #{crowd}"

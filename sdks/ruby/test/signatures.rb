@@ -8,6 +8,7 @@ require_relative "test_renewal"
 require_relative "test_errors"
 require_relative "test_lease"
 require_relative "test_guard"
+require_relative "test_keeper"
 require_relative "test_locks"
 require_relative "test_transport"
 
