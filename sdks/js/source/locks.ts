@@ -301,6 +301,7 @@ export class Locks {
     const request = operations.release(key, this.#lease(token, this.#settings.uuid()));
     const onSent = () => {
       if (isOwn) this.#spend(token);
+      this.#loseSharers(key, token);
     };
     try {
       await this.#run(operations.releaseFlow(request, { tries: 2 }), this.#exits, { onSent });
@@ -347,6 +348,7 @@ export class Locks {
       const request = operations.release(key, this.#lease(token, this.#settings.uuid()));
       const onSent = () => {
         if (kept.isOwn) this.#spend(token);
+        this.#loseSharers(key, token);
       };
       await this.#run(operations.releaseFlow(request, { tries: holding.loss ? 1 : 2 }), this.#exits, { onSent });
       return null;
@@ -400,6 +402,11 @@ export class Locks {
     }
   }
 
+  /** A release frees the key for whoever shares the token; the one that releases has ended, and loses nothing. */
+  #loseSharers(key: string, token: string): void {
+    for (const kept of this.#renewals.sharing(key, token)) this.#renewals.touch(kept, (its) => its.lose(SHARED));
+  }
+
   #spend(token: string): void {
     this.#spent.delete(token);
     this.#spent.add(token);
@@ -445,6 +452,7 @@ export class Locks {
 }
 
 const CLOSED = 'was given up: the client was closed';
+const SHARED = 'was lost: another withLock of its lock token has ended';
 
 /** How a callback ended. */
 type Ending<Data> = { failed: false; data: Data } | { failed: true; thrown: unknown };

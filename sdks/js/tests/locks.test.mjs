@@ -263,6 +263,29 @@ test('the callback ends while a renewal hangs: its socket is closed, the release
   assert.equal(clock.pending.size, 0);
 });
 
+test('two locks of one token: the exit of the first loses the second, since it frees the key', async (t) => {
+  const { server, locks } = await arranged(t);
+  const [first, second] = [gate(), gate()];
+  const guards = [];
+  const results = [first, second].map(({ promise }) =>
+    locks.withLock('k', { ttl: 30, token: TOKEN }, (guard) => {
+      guards.push(guard);
+      return promise;
+    }),
+  );
+  for (let n = 0; n < 2; n++) (await server.next()).grant();
+  await until(() => guards.length === 2);
+
+  first.open();
+  (await server.next()).released();
+  assert.equal((await results[0]).error, null);
+  assert.match(guards[1].signal.reason.message, /another withLock of its lock token has ended/);
+  second.open();
+  (await server.next()).released();
+
+  assert.equal((await results[1]).error.constructor, LockLostError);
+});
+
 test('a failed release never masks a result or an error of the callback', async (t) => {
   const mine = new Error('mine');
   for (const [callback, ending] of [
