@@ -182,6 +182,20 @@ async def test_a_whole_answer_is_one_packet(messages: list[Message], writes: int
     protocol.connection_lost(None)
 
 
+async def test_a_body_read_at_once_after_its_answer_is_not_taken_for_a_head() -> None:
+    """A busy loop finds all of it in one read, which then ends outside the request."""
+    protocol, wire = connect(answering(head(LENGTH), body(b"done")), asyncio.get_running_loop())
+
+    protocol.data_received(b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 200000\r\n\r\n")
+    while not protocol.cycle.response_complete:  # noqa: ASYNC110 - nothing announces it
+        await asyncio.sleep(0)
+    protocol.data_received(b"x" * 200_000)
+
+    assert len(wire.written) == 1
+    assert not wire.closed
+    protocol.connection_lost(None)
+
+
 async def test_a_head_without_its_body_is_a_500() -> None:
     protocol, wire = connect(answering(head(LENGTH)), asyncio.get_running_loop())
 
