@@ -213,6 +213,18 @@ class TestKeeper < VolcanoTest
     renew_all(after: 0.3) { @clock.advance(0.1) }
   end
 
+  def test_a_grant_that_comes_while_its_client_closes_is_lost_and_given_back
+    @script = lambda do |request|
+      @client.session.keeper.lose_all("was lost: its client was closed") if request.operation == "acquire"
+      request.be_good
+    end
+
+    error = assert_raises(Volcano::Error::LockLostError) { @client.locks.with_lock("a", ttl: 30) { flunk("the block must not start") } }
+
+    assert_match(/its client was closed/, error.message)
+    assert_equal(%w[acquire release], @server.operations)
+  end
+
   def test_no_more_than_five_hundred_share_a_request
     fibers = Array.new(501) { |number| Fiber.new { @client.locks.with_lock("k#{number}", ttl: 30) { Fiber.yield } }.tap(&:resume) }
     @clock.jump(12)

@@ -117,6 +117,7 @@ module Volcano
         holding = Renewal::Holding.new(key, token, ttl, acquired, jitter: jitter, shortest_ttl: shortest)
         kept = Kept.new(holding, @clock.now, @mine)
         yield kept
+        holding.lose("was lost: its client was closed") if @closed
         (@kept[kept.lease_key] ||= []) << kept
         start_worker if @workers.none?(&:alive?)
         settle(kept)
@@ -144,9 +145,11 @@ module Volcano
       end
     end
 
-    # Makes `how` the loss of all locks. Returns those that are to be released.
+    # Makes `how` the loss of all locks, and a close that of those to come: a grant may be on its way. Returns those
+    # that are to be released.
     def lose_all(how)
       synchronize do
+        @closed = true
         @kept.values.flatten.reject { |kept| kept.holding.ended }.each do |kept|
           kept.holding.lose(how)
           settle(kept)
