@@ -1,4 +1,5 @@
 import json
+import math
 import os
 from contextlib import AsyncExitStack
 from typing import Any
@@ -225,6 +226,13 @@ async def test_a_lock_that_is_lost_before_its_task_runs_sends_nothing(stage: Sta
 
     assert held.holding.loss is not None
     assert stage.wire.operations() == ["acquire", "release"]
+
+
+async def test_a_lock_that_ended_is_not_remembered_until_its_renewal(stage: Stage) -> None:
+    async with stage.client() as client:
+        async with client.locks.with_lock("k", ttl=7_776_000):
+            pass
+        assert client._renewals._agenda.next_moment == math.inf
 
 
 async def test_an_idle_scheduler_asks_nothing_of_the_clock(stage: Stage) -> None:

@@ -136,16 +136,27 @@ def test_the_ended_are_not_renewed_and_not_urgent() -> None:
     ended, other = lock("ended", 9, 105.0), lock("other")
     agenda = agenda_of(ended, other)
     agenda.pass_by(110)
-
     ended.holding.ended = True
-
     assert agenda.most_urgent == 129
     assert requests_at(agenda, 110) == [["other"]]
-    agenda = agenda_of(other)
-    other.is_renewing = False
+
+    ended, other = lock("ended", 60, 90.0), lock("other")
+    agenda = agenda_of(ended, other)
     agenda.pass_by(110)
-    other.holding.ended = True
-    assert agenda.take(110) == []
+    ended.holding.ended = True
+    assert requests_at(agenda, 110) == [["other"]]
+
+
+def test_what_was_looked_at_and_did_not_go_along_keeps_its_moment() -> None:
+    goes, waits = lock("goes", taken_at=100.1), lock("waits", 6, taken_at=108.3)
+    agenda = agenda_of(lock("now"), goes, waits)
+
+    assert requests_at(agenda, 110) == [["now", "goes"]]
+    assert (goes.wakes_at, waits.wakes_at) == (pytest.approx(129.1), pytest.approx(110.3))
+    assert requests_at(agenda, 110.31) == [["waits"]]
+    assert agenda.pass_by(129.05) != []
+    assert goes.holding.loss is None
+    assert goes in agenda.pass_by(129.2)
 
 
 def test_without_the_route_each_needs_a_request() -> None:

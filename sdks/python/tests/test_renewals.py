@@ -110,9 +110,14 @@ def test_a_renewal_that_is_due_before_the_block_waits_also_through_a_fallback(
 
     with ExitStack() as held:
         hold(stage, held, "a")
-        stage.script(acquire=[late])
+        stage.script(acquire=[late], renew=[unanswered, unanswered])
         hold(stage, held, "b")
-        assert stage.wire.operations() == ["acquire"] * 2 + ["renew_many", "renew", "renew"]
+        assert stage.wire.operations()[2:5] == ["renew_many", "renew", "renew"]
+        assert [one.at - 111 for one in stage.wire.of("renew") if one.key == "b"] == [
+            0,
+            pytest.approx(0.1),
+        ]
+        assert stage.now == pytest.approx(111.1)
 
 
 def test_a_request_is_abandoned_when_nobody_waits_for_it_any_more(stage: Stage) -> None:
@@ -209,6 +214,7 @@ def test_a_hung_renewal_gives_way_to_a_more_urgent_one(stage: Stage) -> None:
     with ExitStack() as held:
         for key, ttl in [("long", 600), ("longest", 900), ("long-too", 600)]:
             held.enter_context(stage.locks.with_lock(key, ttl=ttl))
+        not_hung = held.enter_context(stage.locks.with_lock("not-hung", ttl=9000))._held
         stage.timers.after = lambda: None  # no thread is free
         flights = []
         for seconds in (200, 100):
@@ -225,12 +231,17 @@ def test_a_hung_renewal_gives_way_to_a_more_urgent_one(stage: Stage) -> None:
         held.enter_context(stage.locks.with_lock("short", ttl=6))
         stage.advance(2.9)
         assert stage.wire.abandoned == []
+        renewals._sent([not_hung], stage.now)  # for a tenth of a second
         stage.advance(0.1)
         assert stage.wire.abandoned == ["/locks/longest/lease"]
         stage.timers.after = stage.run_jobs
 
     # The bodies have ended.
-    assert sorted(stage.wire.abandoned[1:]) == ["/lock-leases", "/locks/longest/lease"]
+    assert sorted(stage.wire.abandoned[1:]) == [
+        "/lock-leases",
+        "/locks/longest/lease",
+        "/locks/not-hung/lease",
+    ]
 
 
 def test_a_renewal_never_makes_a_more_urgent_one_give_way(stage: Stage) -> None:
