@@ -38,11 +38,33 @@ def need(name: str) -> None:
 
 def show(name: str) -> list[str]:
     """The lines that `./dev example NAME` prints, after its set-up.  Fails on any complaint."""
+    with showing(name) as lines:
+        return lines()
+
+
+@contextmanager
+def showing(name: str) -> Iterator[Callable[[], list[str]]]:
+    """Begins a show, and gives what waits for its lines: a long one can run beside other tests."""
     need(name)
-    command = [sys.executable, str(EXAMPLES / "run.py"), name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=80, check=False)
-    assert (0, "") == (done.returncode, done.stderr), f"{name}\n{done.stdout}\n{done.stderr}"
-    return done.stdout.splitlines()
+    process = subprocess.Popen(
+        [sys.executable, str(EXAMPLES / "run.py"), name],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def lines() -> list[str]:
+        printed, complaints = process.communicate(timeout=80)
+        shown = f"{name}\n{printed}\n{complaints}"
+        assert (0, "") == (process.returncode, complaints), shown
+        return printed.splitlines()
+
+    try:
+        yield lines
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)  # run.py ends what it has started
+            process.communicate()
 
 
 @contextmanager

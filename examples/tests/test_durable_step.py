@@ -1,29 +1,29 @@
 import signal
 import sqlite3
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from running import PATIENCE, line_with, load, show, started
+from running import PATIENCE, line_with, load, showing, started
 
 from volcano_server.testing import VolcanoServer
 
 NAME = "durable-step"
 
+Shown = Callable[[], list[str]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shown() -> Iterator[Shown]:
+    """The show, which waits for a lease to lapse: beside the other tests."""
+    with showing(NAME) as lines:
+        yield lines
+
 
 def balance(accounts: Path) -> int:
     with closing(sqlite3.connect(accounts)) as database:
         return int(database.execute("select balance from account").fetchone()[0])
-
-
-@pytest.mark.timeout(90)
-def test_a_payout_survives_kill_9() -> None:
-    holds, killed, holds_again, booked = show(NAME)
-
-    first, second = holds.split()[0], holds_again.split()[0]
-    assert first != second
-    assert f"{first} was killed" == killed
-    assert f"{second} order-1: booked" == booked
 
 
 @pytest.mark.timeout(90)
@@ -63,3 +63,13 @@ def test_a_step_that_died_after_its_effect_has_no_second_one(
         payouts.write("order-2", fencing_token=7)
 
     assert 10 == balance(accounts)
+
+
+@pytest.mark.timeout(90)
+def test_a_payout_survives_kill_9(shown: Shown) -> None:
+    holds, killed, holds_again, booked = shown()
+
+    first, second = holds.split()[0], holds_again.split()[0]
+    assert first != second
+    assert f"{first} was killed" == killed
+    assert f"{second} order-1: booked" == booked
