@@ -94,23 +94,25 @@ class JsonProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        cycle: RequestResponseCycle | None = self.cycle  # None until the first request
-        in_body = cycle is not None and cycle.more_body
+        in_body = self._in_body()
         super().data_received(data)
         if self.transport.is_closing():
             return
-        cycle = self.cycle
+        cycle: RequestResponseCycle | None = self.cycle  # None until the first request
         if cycle is not None and not cycle.response_complete:
             self._head_size = 0
             return
         # Between two requests, or inside the head of one: uvicorn itself would wait for ever.
         # What began or ended inside the body of a request that is answered already is no head.
-        in_body = in_body or (cycle is not None and cycle.more_body)
-        self._head_size = 0 if in_body else self._head_size + len(data)
+        self._head_size = 0 if in_body or self._in_body() else self._head_size + len(data)
         if self._head_size > _LARGEST_HEAD:
             self.send_400_response(f"The head of the request is over {_LARGEST_HEAD} bytes.")
         else:
             self._idle_since = self.loop.time()
+
+    def _in_body(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and cycle.more_body
 
     def on_headers_complete(self) -> None:
         if b"#" in self.url or self.url.endswith(b"?"):
