@@ -366,6 +366,8 @@ class Driver:
 
 def main() -> None:
     """Carry out what the commands leave to the main thread, until stdin ends."""
+    # A shell's background job ignores SIGINT, and so would all that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
     threading.Thread(target=_read, args=(calls,), daemon=True).start()
     while True:
