@@ -7,6 +7,7 @@ Peers that are not on the machine are named as skipped.  The disk is that of TMP
 """
 
 import argparse
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,10 @@ def measure(names: list[str], plan: Plan) -> bool:
             result = MEASURES[name](plan)
         except MissingError as missing:
             print(f"{name}: skipped, because there is no {missing}\n")
+            continue
+        except (RuntimeError, subprocess.SubprocessError, TimeoutError) as failure:
+            print(f"{name}: FAILED: {failure}\n", flush=True)
+            is_good = False
             continue
         found = report.as_json(name, _about(name), result, plan, (before, _load_average()))
         print("\n".join(report.lines(found)), f"\n  load average {before} before\n", flush=True)

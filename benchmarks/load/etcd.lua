@@ -68,5 +68,6 @@ function request()
 end
 
 function done(summary, latency, _)
-  common.done(summary, latency, 0)
+  -- The first put of a lease may overtake its grant.
+  common.done(summary, latency, 0.01)
 end
