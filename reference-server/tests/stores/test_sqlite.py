@@ -311,11 +311,15 @@ async def test_a_directory_is_not_a_file(tmp_path: Path) -> None:
     assert (type(error), error.exit_status) == (StorePathError, 73)
 
 
-async def test_a_database_without_a_file_is_refused() -> None:
+async def test_a_database_without_a_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its leases would be gone with the process; that is what the memory store is for."""
+    monkeypatch.chdir(tmp_path)
     error = await refused(Path(":memory:"))
 
     assert (type(error), error.exit_status) == (StorePathError, 73)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")

@@ -289,7 +289,7 @@ class SqliteStore:
 def _connect(path: Path) -> sqlite3.Connection:
     if not path.parent.is_dir():
         raise StorePathError(f"Cannot open {path}: there is no directory {path.parent}.")
-    if path.exists() and not path.is_file():
+    if str(path) == ":memory:" or (path.exists() and not path.is_file()):
         raise StorePathError(f"Cannot open {path}: it is not a file.")
     _create_private(path)
     connection = sqlite3.connect(path, timeout=0, isolation_level=None)
