@@ -408,7 +408,10 @@ async def test_a_second_process_is_refused_at_once(store: SqliteStore, path: Pat
     )
     output, _ = await second.communicate()
 
-    assert output.decode() == f"Cannot open {path}: another server is using it.\n"
+    assert output.decode() == (
+        f"Cannot open {path}: another server is using it; "
+        "stop that one or give this one another file with --store.\n"
+    )
 
 
 async def test_after_a_refusal_the_file_can_be_opened(

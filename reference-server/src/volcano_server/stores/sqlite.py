@@ -354,7 +354,10 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
 def _open_error(path: Path, error: sqlite3.Error) -> StoreOpenError:
     match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF:  # the primary code
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return StoreInUseError(f"Cannot open {path}: another server is using it.")
+            return StoreInUseError(
+                f"Cannot open {path}: another server is using it; "
+                "stop that one or give this one another file with --store."
+            )
         case sqlite3.SQLITE_NOTADB:
             return NotAStoreError(f"Cannot open {path}: it is not a database.")
         case sqlite3.SQLITE_CORRUPT:
