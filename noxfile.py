@@ -27,6 +27,12 @@ REPORTS = ROOT / ".nox" / "reports"
 PYTHONS = nox.project.python_versions(nox.project.load_toml("pyproject.toml"))
 PACKAGES = ("reference-server", "sdks/python", "conformance")
 SDKS = sorted(path.parent.parent.name for path in ROOT.glob("sdks/*/conformance/driver.json"))
+CONFORMANCE = [
+    "suite",
+    "server",
+    *SDKS,
+    "matrix",
+]  # what becomes of docs/conformance.md, in this order
 
 # A session whose room is still empty is not in the default list, and says so when it is named.
 ROOMS = {
@@ -109,12 +115,20 @@ def ruby(session: nox.Session) -> None:
 
 
 @in_environment
-@nox.parametrize("part", ["suite", *SDKS], ids=["suite", *SDKS])
+@nox.parametrize("part", CONFORMANCE, ids=CONFORMANCE)
 def conformance(session: nox.Session, part: str) -> None:
-    """The suite's own tests, then every SDK that has a driver against the scenarios."""
+    """The suite's own tests, the server, each SDK, and whether the matrix says the same."""
     needed(session, "conformance", language=part)
+    results = {name: REPORTS / f"conformance-{name}.json" for name in CONFORMANCE[1:-1]}
     if part == "suite":
         pytest(session, "conformance/tests")
+        return
+    if part == "matrix":
+        missing = [name for name, path in results.items() if not path.exists()]
+        if missing:
+            session.skip(f"nobody has played {', '.join(missing)} in this run")
+        paths = [f"--results={path}" for path in results.values()]
+        run(session, "conformance", "report", "--check", *paths)
         return
     if part == "js":
         use_js(session, ROOT / "sdks" / "js")
@@ -122,7 +136,9 @@ def conformance(session: nox.Session, part: str) -> None:
     if part == "ruby":
         use_ruby(session)
     counts = str(report(session))
-    run(session, "conformance", "run", "--sdk", part, "--junit", counts, *session.posargs)
+    results[part].unlink(missing_ok=True)
+    kept = f"--json={results[part]}"
+    run(session, "conformance", "run", "--sdk", part, "--junit", counts, kept, *session.posargs)
 
 
 @nox.session(requires=["environment"])

@@ -147,12 +147,17 @@ def lint_command() -> None:
 
 
 @main.command("report")
-@click.option("--results", type=click.Path(exists=True, path_type=Path), help="From run --json.")
+@click.option(
+    "--results",
+    type=click.Path(exists=True, path_type=Path),
+    multiple=True,
+    help="From run --json; may be given for each of several runs.",
+)
 @click.option("--check", is_flag=True, help="Only say whether docs/conformance.md is current.")
-def report_command(results: Path | None, check: bool) -> None:  # noqa: FBT001 - click passes flags so
+def report_command(results: Sequence[Path], check: bool) -> None:  # noqa: FBT001 - click passes flags so
     """Write docs/conformance.md: which SDK passes what, and where each known fault is tested."""
     with _user_mistakes():
-        played = report.read_results(results) if results else _play_all()
+        played = [each for path in results for each in report.read_results(path)] or _play_all()
         text = report.page(load_all(), played, report.read_faults())
     path = HOME.parent / "docs" / "conformance.md"
     if not check:
