@@ -264,7 +264,11 @@ def run(
     alone = [pair for pair in pairs if pair[0].alone]
     # Column by column, so that a worker's driver processes serve as long as they can.
     together.sort(key=lambda pair: pair[1].name if pair[1] else "")
-    results = _play_together(together, plan, heard)
+    timed = [pair for pair in together if plan.mode is Mode.REAL and pair[0].seconds()]
+    # In real time those that take some go first: the others may use up a window of the quota, and
+    # who then waits for the next one has waited too long.
+    results = _play_together(timed, plan, heard)
+    results += _play_together([pair for pair in together if pair not in timed], plan, heard)
     results += _play_together(alone, replace(plan, workers=1), heard)
     return results
 
