@@ -60,7 +60,9 @@ def count_run(directory: Path, exit_status: int) -> Counter[str]:
         sessions = []  # nox never got as far as its report
         exit_status = exit_status or 1
     for session in sessions:
-        counts += count_session(session["name"], session["result"], directory)
+        # The name of one with a parameter leaves it out; its signature is "conformance(js)".
+        name = session.get("signatures", [session["name"]])[0]
+        counts += count_session(name, session["result"], directory)
     if exit_status and not counts["failed"]:
         counts["failed"] += 1
     return counts

@@ -20,7 +20,10 @@ SKIP = '<testcase name="d"><skipped/></testcase>'
 
 def write_run(directory: Path, sessions: dict[str, str], counts: dict[str, str]) -> None:
     """`sessions`: name -> nox's word for it; `counts`: file stem -> its test cases."""
-    entries = [{"name": name, "result": result} for name, result in sessions.items()]
+    entries = [
+        {"name": name.partition("(")[0], "signatures": [name], "result": result}
+        for name, result in sessions.items()
+    ]
     (directory / "sessions.json").write_text(json.dumps({"sessions": entries}))
     for stem, cases in counts.items():
         suite = f"<testsuites><testsuite>{cases}</testsuite></testsuites>"
