@@ -205,7 +205,7 @@ def _shape_of(line: Any) -> str:
     if not isinstance(line, dict):
         raise DriverError("not an object")
     if "event" in line:
-        if line["event"] not in ("entered", "lost", "returned", "raised"):
+        if line["event"] not in ("entered", "lost", "watched", "returned", "raised"):
             raise DriverError(f"no such event: {line['event']!r}")
         return str(line["event"])
     for shape in ("ok", "unsupported"):
