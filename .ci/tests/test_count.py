@@ -16,6 +16,9 @@ PASS = '<testcase name="a"/>'
 FAIL = '<testcase name="b"><failure/></testcase>'
 ERROR = '<testcase name="c"><error/></testcase>'
 SKIP = '<testcase name="d"><skipped/></testcase>'
+MORE = '<testcase classname="More" name="a"/>'
+BAD = '<testcase name="a"><failure/></testcase>'
+SKIP_A = '<testcase name="a"><skipped/></testcase>'
 
 
 def write_run(directory: Path, sessions: dict[str, str], counts: dict[str, str]) -> None:
@@ -61,6 +64,64 @@ def test_a_session_that_failed_without_counts_is_a_failure(
     write_run(tmp_path, {"lint": "success", "server": outcome}, {})
 
     assert summary(capsys, tmp_path, 1) == ("1 passed, 1 failed, 0 skipped\n", 1)
+
+
+def test_a_test_that_several_passes_run_is_one_case(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Ruby's tests: against lib, with types checked, and against the built gem."""
+    counts = {"ruby": PASS + PASS + SKIP, "ruby-installed": PASS + SKIP, "ruby-signatures": MORE}
+    write_run(tmp_path, {"ruby": "success"}, counts)
+
+    assert summary(capsys, tmp_path) == ("3 passed, 0 failed, 1 skipped\n", 0)
+
+
+@pytest.mark.parametrize(
+    ("first", "further"), [(PASS, BAD), (BAD, PASS), (BAD, BAD), (SKIP_A, BAD), (BAD, SKIP_A)]
+)
+def test_a_case_that_fails_in_any_pass_has_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str, further: str
+) -> None:
+    counts = {"ruby": first + MORE, "ruby-installed": further + MORE}
+    write_run(tmp_path, {"ruby": "success"}, counts)
+
+    assert summary(capsys, tmp_path) == ("1 passed, 1 failed, 0 skipped\n", 1)
+
+
+def test_a_case_that_one_pass_skips_has_passed_in_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path, {"ruby": "success"}, {"ruby": SKIP_A, "ruby-installed": PASS})
+
+    assert summary(capsys, tmp_path) == ("1 passed, 0 failed, 0 skipped\n", 0)
+
+
+def test_cases_of_one_name_in_one_file_are_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path, {"js": "success"}, {"js": PASS + PASS + PASS})
+
+    assert summary(capsys, tmp_path) == ("3 passed, 0 failed, 0 skipped\n", 0)
+
+
+def test_what_another_session_left_is_counted_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sessions = {"js": "success", "js-types": "success"}
+    write_run(
+        tmp_path, sessions, {"js": PASS, "js-types": PASS * 2, "js-types-strict": PASS + MORE}
+    )
+
+    assert summary(capsys, tmp_path) == ("4 passed, 0 failed, 0 skipped\n", 0)
+
+
+def test_half_a_report_of_a_further_pass_is_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path, {"ruby": "success"}, {"ruby": PASS})
+    (tmp_path / "ruby-installed.xml").write_text("<testsuites><testcase")
+
+    assert summary(capsys, tmp_path) == ("1 passed, 1 failed, 0 skipped\n", 1)
 
 
 def test_failures_and_errors_count_once_each_and_their_session_not_again(
