@@ -29,7 +29,7 @@ from volcano_sdk.locks import Locks
 from volcano_sdk.operations import Outcome, Try
 from volcano_sdk.runtime import Runtime
 from volcano_sdk.settings import Settings
-from volcano_sdk.threads import MOST_WORKERS, Timer, Timers, Workers
+from volcano_sdk.threads import MOST_WORKERS, Latch, Timer, Timers, Workers
 from volcano_sdk.transport import Lanes, Shield
 
 _PATIENCE = 10.0
@@ -44,7 +44,7 @@ class Activity:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._busy = 0
-        self._awaited: list[threading.Event] = []
+        self._awaited: list[Latch] = []
         self._is_interrupting = False
         self.in_flight = 0
 
@@ -63,7 +63,7 @@ class Activity:
             self._count(1)
             self.interrupt_was_seen()
 
-    def wait(self, event: threading.Event) -> None:
+    def wait(self, event: Latch) -> None:
         """Wait for it, idle as long as it is not set."""
         with self._changed:
             self._busy -= 1
@@ -138,7 +138,7 @@ class VirtualTimers:
     def socket_timeout(self, until: float) -> float | None:  # noqa: ARG002
         return None
 
-    def wait(self, event: threading.Event) -> None:
+    def wait(self, event: Latch) -> None:
         self._activity.wait(event)
 
     def lengths(self) -> list[float]:
@@ -233,7 +233,7 @@ class Driver:
         self._locks = Locks(self._runtime)
         self.after_reply: Callable[[], None] = _nothing
         self._finishes: dict[str, dict[str, Any]] = {}
-        self._ended: dict[str, threading.Event] = {}
+        self._ended: dict[str, Latch] = {}
         self._guards: dict[str, LockGuard] = {}
         self._leases: dict[str, LockLease] = {}
 
@@ -257,7 +257,7 @@ class Driver:
         name = command["cmd"]
         match name:
             case "with_lock":
-                self._ended[command["call"]] = threading.Event()
+                self._ended[command["call"]] = Latch()
                 self._start(command, self._with_lock)
             case "acquire" | "renew" | "release" | "get" | "force_release" | "close":
                 self._start(command, getattr(self, f"_{name}"))

@@ -5,7 +5,6 @@ and whatever is due on the way happens on the way.
 """
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -17,7 +16,7 @@ from volcano_sdk.locks import Locks
 from volcano_sdk.operations import Answer, Failure, Outcome, Try
 from volcano_sdk.runtime import Runtime
 from volcano_sdk.settings import Settings
-from volcano_sdk.threads import Timer, Workers
+from volcano_sdk.threads import Latch, Timer, Workers
 from volcano_sdk.transport import Shield
 
 START = 100.0
@@ -48,7 +47,7 @@ class ManualTimers:
     def socket_timeout(self, until: float) -> float | None:
         return None
 
-    def wait(self, event: threading.Event) -> None:
+    def wait(self, event: Latch) -> None:
         self.after()
         while not event.is_set():
             assert self._run_next(float("inf")), "waits for what never comes"

@@ -6,6 +6,7 @@ import pytest
 from sync_stage import GONE, Stage, bang
 
 from volcano_sdk.errors import LockLostError
+from volcano_sdk.threads import Latch
 
 
 def test_a_guard_tells_its_state_without_its_token(stage: Stage) -> None:
@@ -62,9 +63,9 @@ def test_a_waiter_is_let_go_when_the_body_ends(stage: Stage) -> None:
     waiting = threading.Event()
     answers: list[bool] = []
 
-    def wait(event: threading.Event) -> None:
+    def wait(event: Latch) -> None:
         waiting.set()
-        event.wait(10)
+        event.wait()
 
     stage.timers.wait = wait  # type: ignore[method-assign]
     with stage.locks.with_lock("a", ttl=30) as guard:

@@ -1,13 +1,16 @@
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from volcano_sdk import threads
 from volcano_sdk.clock import SystemClock
-from volcano_sdk.threads import Timer, TimerThread, Workers
+from volcano_sdk.threads import Latch, Timer, TimerThread, Workers
 
 PATIENCE = 10.0
 
@@ -139,9 +142,9 @@ def test_a_socket_may_block_until_the_end_but_never_for_ever() -> None:
 
     assert timers.socket_timeout(timers.now() - 5) == 0.001
     assert timers.socket_timeout(timers.now() + 5) == pytest.approx(5, abs=0.5)
-    event = threading.Event()
-    event.set()
-    timers.wait(event)
+    latch = Latch()
+    latch.set()
+    timers.wait(latch)
 
 
 # --- workers
@@ -232,3 +235,77 @@ def test_when_no_thread_can_be_had_at_all_the_job_is_not_kept(
     workers.submit(lambda: ran.append(2))
 
     assert eventually(lambda: ran == [2])
+
+
+# --- interrupts
+
+
+def interrupted_everywhere(step: Callable[[], object]) -> Iterator[None]:
+    """Do it again and again, broken off where a function begins or returns, each time one further.
+
+    Ends when nothing is left to break off.
+    """
+    place = 0
+    while True:
+        left = place
+
+        def tracer(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal left
+            if event in ("call", "return"):
+                if left == 0:
+                    left = -1
+                    raise KeyboardInterrupt
+                left -= 1
+            return tracer
+
+        before = sys.gettrace()
+        sys.settrace(tracer)
+        try:
+            step()
+        except KeyboardInterrupt:
+            sys.settrace(before)
+            yield
+        finally:
+            sys.settrace(before)
+        if left >= 0:
+            assert place >= 3
+            return
+        place += 1
+
+
+def test_an_interrupt_anywhere_in_it_stops_no_timer() -> None:
+    needed = [True]
+    timers = TimerThread(SystemClock(), lambda: bool(needed))
+
+    for _ in interrupted_everywhere(lambda: timers.call_at(timers.now(), threads._nothing)):
+        done = Latch()
+        timers.call_at(timers.now(), done.set)
+        done.wait()
+
+    needed.clear()
+
+
+def test_an_interrupt_anywhere_in_it_stops_no_worker() -> None:
+    needed = [True]
+    workers = Workers(2, lambda: bool(needed), "volcano-test")
+
+    for _ in interrupted_everywhere(lambda: workers.submit(threads._nothing)):
+        done = Latch()
+        workers.submit(done.set)
+        done.wait()
+
+    needed.clear()
+
+
+def test_a_latch_whose_set_was_interrupted_can_be_set() -> None:
+    latch = Latch()
+    waiting = [threading.Thread(target=latch.wait) for _ in range(2)]
+    for thread in waiting:
+        thread.start()
+
+    for _ in interrupted_everywhere(latch.set):
+        latch.set()
+
+    for thread in waiting:
+        thread.join()
+    assert latch.is_set()

@@ -7,7 +7,6 @@ direct calls with the same token ───────┘
 
 import logging
 import math
-import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -17,6 +16,7 @@ from volcano_sdk.renew_many import Kept
 from volcano_sdk.renewal import Holding
 from volcano_sdk.renewals import Flight
 from volcano_sdk.runtime import Runtime
+from volcano_sdk.threads import Latch
 
 _log = logging.getLogger("volcano_sdk")
 
@@ -26,15 +26,16 @@ OnLost = Callable[[LockLostError], object]
 class HeldLock(Kept):
     """Thread-safe by the runtime's lock.
 
-    `fresh`: a renewal has succeeded since the grant, or none will.  `settled`: lost or ended.
+    `fresh`: a renewal has succeeded since the grant, or none will.
+    `settled`: lost or ended, and all who wait for it were told.
     """
 
     def __init__(self, runtime: Runtime, holding: Holding) -> None:
         super().__init__(holding)
-        self.fresh = threading.Event()
+        self.fresh = Latch()
         self.flight: Flight | None = None
-        self._settled = threading.Event()
-        self._waiters: list[threading.Event] = []
+        self._is_settled = False
+        self._waiters: list[Latch] = []
         self._callbacks: list[OnLost] = []
         self._runtime = runtime
         self._name = (holding.lease.key, holding.lease.token)
@@ -66,7 +67,7 @@ class HeldLock(Kept):
 
     def wait_lost(self, timeout: float | None) -> bool:
         """Wait until it is lost; False when it ended first, or `timeout` seconds have passed."""
-        waiter = threading.Event()
+        waiter = Latch()
         timers = self._runtime.timers
         with self._runtime.lock:
             if self.look() is not None:
@@ -120,15 +121,15 @@ class HeldLock(Kept):
         """Let renewals and waiters follow the state; the lock is held."""
         if self.holding.live:
             self._runtime.renewals.moved(self)
-        elif not self._settled.is_set():
+        elif not self._is_settled:
             callbacks, self._callbacks = self._callbacks, []
             if self.holding.loss is not None and not self.holding.ended:
                 for callback in callbacks:
                     self._call(callback, self.holding.loss)
             self._runtime.renewals.drop(self)
-            self._settled.set()
-            for event in (self.fresh, *self._waiters):
-                event.set()
+            for waiter in (self.fresh, *self._waiters):
+                waiter.set()
+            self._is_settled = True  # last: what an interrupt breaks off here is done again
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -179,7 +180,7 @@ class HeldLock(Kept):
     def become_childs(self) -> None:
         """In the child of a fork: the lease is the parent's.  No lock of before is touched."""
         self._is_dropped = True
-        self.fresh, self._settled = threading.Event(), threading.Event()
+        self.fresh, self._is_settled = Latch(), False
         self._waiters, self._callbacks = [], []
         self.flight, self.wakes_at = None, math.inf
         self.lose("is held by the process that this one was forked from")

@@ -68,11 +68,11 @@ class Renewals:
         """It is lost or has ended.  A request that nobody else waits for is abandoned."""
         self._agenda.drop(held)
         self._arm()
-        if held.flight is not None:
-            held.flight.aboard -= 1
-            if held.flight.aboard == 0:
-                self._runtime.transport.abandon(held.flight.attempt)
-            held.flight = None
+        flight, held.flight = held.flight, None
+        if flight is not None:
+            flight.aboard -= 1
+            if flight.aboard == 0:
+                self._runtime.transport.abandon(flight.attempt)
 
     def _arm(self) -> None:
         at = self._agenda.next_moment

@@ -16,7 +16,7 @@ from volcano_sdk.errors import VolcanoError
 from volcano_sdk.operations import Outcome, Try
 from volcano_sdk.renewals import Renewals
 from volcano_sdk.settings import Settings
-from volcano_sdk.threads import MOST_WORKERS, Timers, TimerThread, Workers
+from volcano_sdk.threads import MOST_WORKERS, Latch, Timers, TimerThread, Workers
 from volcano_sdk.tokens import Tokens
 from volcano_sdk.transport import Lanes, Shield, Transport
 
@@ -155,7 +155,7 @@ class Runtime:
     def _release_all(self, held: "list[HeldLock]") -> list[VolcanoError]:
         failures: list[VolcanoError] = []
         left = len(held)
-        done = threading.Event()
+        done = Latch()
 
         def release(one: "HeldLock") -> None:
             nonlocal left

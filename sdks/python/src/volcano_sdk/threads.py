@@ -5,8 +5,13 @@
 
 All are daemons, started when needed and gone soon after nothing needs them, so a thousand leases
 share seven threads and a process that ends with a lease held ends at once.
+
+Callers are interrupted at any moment (Ctrl-C).  What they share with these threads is locked by a
+`with` on a lock itself, which is one step; that of a Condition or an Event is written in Python,
+and an interrupt inside it leaves the lock taken for ever.
 """
 
+import contextlib
 import heapq
 import itertools
 import threading
@@ -41,6 +46,30 @@ class Timer:
         return action or _nothing
 
 
+class Latch:
+    """A threading.Event whose `set` may be interrupted, and then be called again."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiting: list[threading.Lock] = []  # each taken, until it is set
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        for each in list(self._waiting):
+            with contextlib.suppress(RuntimeError):  # it was released before
+                each.release()
+
+    def wait(self) -> None:
+        lock = threading.Lock()
+        lock.acquire()
+        self._waiting.append(lock)
+        if not self._is_set:
+            lock.acquire()
+
+
 class Timers(Clock, Protocol):
     """The seam of time of the sync flavour: everything that waits, waits through it."""
 
@@ -56,7 +85,7 @@ class Timers(Clock, Protocol):
     def socket_timeout(self, until: float) -> float | None:
         """For how long a socket may block by itself; None where only `call_at` ends it."""
 
-    def wait(self, event: threading.Event) -> None:
+    def wait(self, event: Latch) -> None:
         """Wait for what another thread does; a `call_at` may set a limit."""
 
 
@@ -66,19 +95,25 @@ class TimerThread:
     def __init__(self, clock: Clock, is_needed: Callable[[], bool]) -> None:
         self.now = clock.now
         self._is_needed = is_needed
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # a destructor may come while its own thread has it
+        self._changed = threading.Condition(self._lock)
         self._heap: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        with self._changed:
+        with self._lock:
             if self._thread is None:
-                self._thread = _started(self._run, "volcano-timers")
+                self._thread = _thread(self._run, "volcano-timers")
+                try:
+                    self._thread.start()
+                except BaseException:
+                    self._thread = None
+                    raise
 
     def call_at(self, at: float, action: Callable[[], None]) -> Timer:
         timer = Timer(at, action)
-        with self._changed:
+        with self._lock:
             if len(self._heap) > 64 and self._is_mostly_cancelled():
                 self._heap = [entry for entry in self._heap if entry[2].action is not None]
                 heapq.heapify(self._heap)
@@ -91,7 +126,7 @@ class TimerThread:
     def socket_timeout(self, until: float) -> float | None:
         return max(until - self.now(), 0.001)
 
-    def wait(self, event: threading.Event) -> None:
+    def wait(self, event: Latch) -> None:
         event.wait()
 
     def _is_mostly_cancelled(self) -> bool:
@@ -107,7 +142,7 @@ class TimerThread:
     def _next(self) -> Callable[[], None] | None:
         """The next action that is due, or None when the thread has nothing to wait for."""
         idle_since = self.now()
-        with self._changed:
+        with self._lock:
             while True:
                 now = self.now()
                 while self._heap and self._heap[0][2].action is None:
@@ -130,29 +165,30 @@ class Workers:
         self._most = most
         self._is_needed = is_needed
         self._name = name
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._jobs: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
-        self._threads = 0
+        self._threads: set[threading.Thread] = set()
         self._idle = 0
 
     def start(self) -> None:
         """See that there is one; RuntimeError where it cannot be started."""
-        with self._changed:
-            if self._threads == 0:
+        with self._lock:
+            if not self._threads:
                 self._add()
 
     def submit(self, job: Callable[[], object], *, urgency: float = 0.0) -> None:
         """Do it soon, the lowest `urgency` first.  RuntimeError where there is no thread for it."""
-        with self._changed:
+        with self._lock:
             heapq.heappush(self._jobs, (urgency, next(self._numbers), job))
             if self._idle >= len(self._jobs):
                 self._changed.notify()
-            elif self._threads < self._most:
+            elif len(self._threads) < self._most:
                 try:
                     self._add()
                 except RuntimeError:
-                    if self._threads == 0:
+                    if not self._threads:
                         self._jobs.clear()
                         raise
                     # The threads that there are will come to it.
@@ -160,12 +196,17 @@ class Workers:
     @property
     def are_busy(self) -> bool:
         """Whether a job has to wait for another one's end."""
-        with self._changed:
-            return self._threads == self._most and self._idle < len(self._jobs)
+        with self._lock:
+            return len(self._threads) == self._most and self._idle < len(self._jobs)
 
     def _add(self) -> None:
-        _started(self._run, self._name)
-        self._threads += 1
+        thread = _thread(self._run, self._name)
+        self._threads.add(thread)
+        try:
+            thread.start()
+        except BaseException:  # after an interrupt it may run all the same, uncounted, and leaves
+            self._threads.discard(thread)
+            raise
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
@@ -173,21 +214,19 @@ class Workers:
             del job  # an idle thread keeps nothing alive
 
     def _next(self) -> Callable[[], object] | None:
-        with self._changed:
+        with self._lock:
             while not self._jobs:
                 self._idle += 1
                 woken = self._changed.wait(LINGER)
                 self._idle -= 1
-                if not (woken or self._jobs or (self._is_needed() and self._threads == 1)):
-                    self._threads -= 1
+                if not (woken or self._jobs or (self._is_needed() and len(self._threads) == 1)):
+                    self._threads.discard(threading.current_thread())
                     return None
             return heapq.heappop(self._jobs)[2]
 
 
-def _started(run: Callable[[], object], name: str) -> threading.Thread:
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    return thread
+def _thread(run: Callable[[], object], name: str) -> threading.Thread:
+    return threading.Thread(target=run, name=name, daemon=True)
 
 
 def _nothing() -> None:
