@@ -109,10 +109,10 @@ def test_what_another_session_left_is_counted_there(
 ) -> None:
     sessions = {"js": "success", "js-types": "success"}
     write_run(
-        tmp_path, sessions, {"js": PASS, "js-types": PASS * 2, "js-types-strict": PASS + MORE}
+        tmp_path, sessions, {"js": PASS * 2, "js-types": PASS * 2, "js-types-strict": PASS + MORE}
     )
 
-    assert summary(capsys, tmp_path) == ("4 passed, 0 failed, 0 skipped\n", 0)
+    assert summary(capsys, tmp_path) == ("5 passed, 0 failed, 0 skipped\n", 0)
 
 
 def test_half_a_report_of_a_further_pass_is_a_failure(
