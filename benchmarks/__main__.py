@@ -18,6 +18,7 @@ from measures.rig import MissingError, Plan, Result
 MEASURES: dict[str, Callable[[Plan], Result]] = {
     "throughput": server.throughput,
     "renewals": server.renewals,
+    "renew_many": server.renew_many,
     "latency": server.latency,
     "tail": server.tail,
     "flushes": server.flushes,

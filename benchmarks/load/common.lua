@@ -18,9 +18,21 @@ function common.lease(method, key, token, body)
   return wrk.format(method, "/locks/" .. key .. "/lease", {
     ["Authorization"] = "Bearer " .. service_key,
     ["Content-Type"] = "application/json",
-    ["X-Volcano-Lock-Token"] = string.format(UUID, run * 64 + number, token),
+    ["X-Volcano-Lock-Token"] = common.token(token),
     ["X-Volcano-Request-Id"] = string.format(UUID, run, sent),
   }, body)
+end
+
+function common.many(body)
+  return wrk.format("PATCH", "/lock-leases", {
+    ["Authorization"] = "Bearer " .. service_key,
+    ["Content-Type"] = "application/json",
+    ["X-Volcano-Request-Id"] = string.format(UUID, run, sent),
+  }, body)
+end
+
+function common.token(n)
+  return string.format(UUID, run * 64 + number, n)
 end
 
 -- One line of JSON.  may_refuse: the share of answers that may be none of the 200s.

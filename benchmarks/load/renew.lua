@@ -1,4 +1,5 @@
--- Renewals of KEYS leases in turn, after each was acquired once.
+-- Renewals of KEYS leases in turn, after each was acquired once, or `held`: by an earlier run of this number.
+-- Arguments: the service key, the number of the run, held or nothing.
 local common = require("common")
 local KEYS = 2000
 
@@ -8,6 +9,7 @@ end
 
 function init(arguments)
   service_key, run = arguments[1], tonumber(arguments[2])
+  to_acquire = arguments[3] == "held" and 0 or KEYS
   sent = -1
 end
 
@@ -16,7 +18,7 @@ function request()
   sent = sent + 1
   local n = sent % KEYS
   local key = string.format("renewed-%d-%d-%d", run, number, n)
-  return common.lease(sent <= KEYS and "POST" or "PATCH", key, n, '{"ttl_seconds":300}')
+  return common.lease(sent <= to_acquire and "POST" or "PATCH", key, n, '{"ttl_seconds":300}')
 end
 
 function done(summary, latency, _)

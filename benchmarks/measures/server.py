@@ -97,6 +97,39 @@ def renewals(plan: Plan) -> Result:
     )
 
 
+def renew_many(plan: Plan) -> Result:
+    """CPU of a renewal, a hundred in a request, beside a request each; 16 connections."""
+    with lock_server() as locks:
+
+        def cpu(script: str, *more: str, leases: int = 1) -> Callable[[int], float]:
+            return lambda _: (
+                wrk(locks, script, "1", *more, connections=16, seconds=plan.seconds).cpu / leases
+            )
+
+        cpu("renew")(0)  # acquires what the others renew
+        found = plan.alternate(
+            {
+                "single": cpu("renew", "held"),
+                "many": cpu("renew_many", leases=100),
+            }
+        )
+    ratio = Figure("a hundred in a request / single", ratios(found["many"], found["single"]))
+    return Result(
+        [
+            Figure("single renewals, CPU of the server", found["single"], "µs/lease"),
+            Figure("a hundred in a request, CPU of the server", found["many"], "µs/lease"),
+        ],
+        [
+            Bar(
+                "CPU per lease renewed in batches of 100, over a single renewal",
+                ratio,
+                0.15,
+                is_ceiling=True,
+            )
+        ],
+    )
+
+
 def latency(plan: Plan) -> Result:
     """One connection, beside a durable SQLite commit and a bare round trip, each alone."""
     with bare_server() as bare, lock_server() as locks, _durable_table() as table:
