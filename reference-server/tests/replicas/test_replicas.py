@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 from balancer import Service, admin, service
-from histories import Caller, Hold, load, violations
+from histories import Caller, Hold, go_on, load, violations
 from postgres import Cluster
 
 SECONDS = float(os.environ.get("VOLCANO_REPLICAS_SECONDS", "4"))
@@ -54,10 +54,11 @@ def test_eight_processes_that_fight_for_twenty_keys_meet_no_violation(three: Ser
     outputs = [caller.communicate(timeout=SECONDS + 60)[0] for caller in callers]
 
     assert [caller.returncode for caller in callers] == [0] * 8
-    history = [Hold(**hold) for output in outputs for hold in json.loads(output)]
+    histories = [[Hold(**hold) for hold in json.loads(output)] for output in outputs]
+    assert all(histories)  # each goes on until it has had a lease
+    history = [hold for each in histories for hold in each]
     print(f"8 processes, {SECONDS:g} s: {len(history)} leases of {len(KEYS)} keys")  # noqa: T201
     assert violations(history) == []
-    assert len({hold.key for hold in history}) > 5, "there was no load"
 
 
 def test_a_replica_that_is_killed_loses_no_acknowledged_lease(three: Service) -> None:
@@ -65,27 +66,28 @@ def test_a_replica_that_is_killed_loses_no_acknowledged_lease(three: Service) ->
         for _ in range(KILLS):
             victim = random.choice(three.replicas)
             time.sleep(random.uniform(0.3, 0.8))
+            go_on(callers)
             victim.stop(signal.SIGKILL)
             time.sleep(random.uniform(0.3, 0.8))
+            go_on(callers)
             victim.start()
     history = [hold for caller in callers for hold in caller.history]
 
     print(f"{KILLS} kills: {len(history)} leases, {tries(callers)} tries without an answer")  # noqa: T201
     assert violations(history) == []
-    assert len(history) > 10 * KILLS
 
 
 def test_replicas_that_are_replaced_one_by_one_keep_serving(three: Service) -> None:
     """A rolling restart: what was accepted is finished, what comes later goes to the others."""
     with load(three.where, KEYS) as callers:
         for replica in three.replicas:
-            time.sleep(0.3)
+            go_on(callers)
             replica.stop(signal.SIGTERM)
+            go_on(callers)
             replica.start()
     history = [hold for caller in callers for hold in caller.history]
 
     assert violations(history) == []
-    assert len(history) > 10
 
 
 def test_a_change_of_a_key_counts_on_every_replica_within_two_seconds(
