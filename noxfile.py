@@ -85,13 +85,14 @@ def lint(session: nox.Session) -> None:
 def server(session: nox.Session) -> None:
     """The reference server's own tests; every branch of the lease rules."""
     rules = [f"reference-server/src/volcano_server/{name}.py" for name in RULES]
-    pytest(session, "reference-server/tests", *APART, every_branch_of=rules)
+    pytest(session, "reference-server/tests", *APART, every_branch_of=rules, processes=2)
 
 
 @in_environment
 def python(session: nox.Session) -> None:
     """The Python SDK's own tests, every branch of it."""
-    pytest(session, "sdks/python/tests", every_branch_of=["sdks/python/src/volcano_sdk/*"])
+    every_branch = ["sdks/python/src/volcano_sdk/*"]
+    pytest(session, "sdks/python/tests", every_branch_of=every_branch, processes=2)
 
 
 @in_environment
@@ -121,7 +122,7 @@ def conformance(session: nox.Session, part: str) -> None:
     needed(session, "conformance", language=part)
     results = {name: REPORTS / f"conformance-{name}.json" for name in CONFORMANCE[1:-1]}
     if part == "suite":
-        pytest(session, "conformance/tests")
+        pytest(session, "conformance/tests", processes=2)
         return
     if part == "matrix":
         missing = [name for name, path in results.items() if not path.exists()]
@@ -248,8 +249,11 @@ def run(session: nox.Session, *command: str, silent: bool = False) -> None:
     session.run(program, *command[1:], env=env, external=True, silent=silent)
 
 
-def pytest(session: nox.Session, *arguments: str, every_branch_of: Sequence[str] = ()) -> None:
+def pytest(
+    session: nox.Session, *arguments: str, every_branch_of: Sequence[str] = (), processes: int = 0
+) -> None:
     """Run tests.  Fails too where all of them together leave out a branch of the named files."""
+    arguments += (f"--numprocesses={processes}",)
     is_measured = bool(every_branch_of) and not session.posargs
     if is_measured:
         arguments += (f"--cov={Path(every_branch_of[0]).parent}", "--cov-report=")
