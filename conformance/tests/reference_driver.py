@@ -917,8 +917,9 @@ class ReferenceDriver:
         service_key: str | None,
         clock: str,
         timeout: float = 10.0,
+        now: str | None = None,
     ) -> dict[str, Any]:
-        del protocol
+        del protocol, now
         for task in [*self.tasks.values(), *(self.sdk.background if self.sdk else ())]:
             task.cancel()
         await quiet()

@@ -114,4 +114,4 @@ def test_every_run_against_a_lasting_server_has_keys_of_its_own() -> None:
 
     with server.stage(limited=False) as first, server.stage(limited=False) as second:
         assert first.base_url == "http://127.0.0.1:9"
-        assert first.key_suffix != second.key_suffix
+        assert first.key_prefix != second.key_prefix

@@ -4,27 +4,34 @@ One port per actor.  A handler thread takes a request in, and sleeps until the p
 carried out a verdict: hand the server's (or a made-up) answer over, close the connection, or let
 it hang.  HTTP/1.0 towards the SDK: every connection carries one exchange, so a lost answer is
 never mistaken for a stale kept connection.
+
+    SDK  <--- Relay, one per open event stream ---  EventStream of the server
+              comments pass; each event is parked until the script names it
 """
 
 import logging
 import re
+import select
 import socket
 import struct
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
 from pytest_httpserver.httpserver import HTTPServerBase
 from werkzeug import Request, Response
 from werkzeug.serving import ThreadedWSGIServer
 
+from conformance.stream import Event, EventStream
 from conformance.target import Answer, Headers
 
 _LEASE_ROUTE = re.compile(r"/locks/([^/?]*)/lease")
 _LOCK_ROUTE = re.compile(r"/locks/([^/?]*)")
+_STREAM_ROUTE = "/lock-events"
 _OPERATIONS = {"POST": "acquire", "PATCH": "renew", "DELETE": "release"}
 _LOCK_OPERATIONS = {"GET": "get", "DELETE": "force_release"}
 
@@ -39,8 +46,9 @@ class Parked:
         self.headers: Headers = list(request.headers.items())
         self.body: bytes = request.get_data()
         self.json: Any = request.get_json(silent=True, force=True) if self.body else None
-        self._socket: socket.socket = request.environ["werkzeug.socket"]
+        self.connection: socket.socket = request.environ["werkzeug.socket"]
         self._answer: Answer | None = None
+        self._relay: Relay | None = None
         self._verdict = threading.Event()
         self._carried_out = threading.Event()
         self.hung = False
@@ -58,12 +66,15 @@ class Parked:
             return _LOCK_OPERATIONS.get(self.method, f"{self.method} {match[0]}")
         if (self.method, self.path) == ("PATCH", "/lock-leases"):
             return "renew_many"
+        if self.method == "GET" and urlsplit(self.path).path == _STREAM_ROUTE:
+            return "waits"
         return f"{self.method} {self.path}"
 
     def seen(self) -> dict[str, Any]:
         """For matching.  `token` in the canonical form; `headers` as they came, names lowered.
 
-        `leases` of a renew_many by key: which one comes first is the SDK's affair.
+        `leases` of a renew_many by key, `keys` and `prefixes` of a stream in their order: which
+        one comes first is the SDK's affair.
         """
         seen: dict[str, Any] = {
             "path": self.path,
@@ -87,14 +98,25 @@ class Parked:
                 for each in self.json["leases"]
             ]
             seen["leases"] = sorted(leases, key=lambda lease: str(lease["key"]))
+        if self.operation() == "waits":
+            seen["keys"] = sorted(value for name, value in self._query() if name == "key")
+            seen["prefixes"] = sorted(value for name, value in self._query() if name == "prefix")
+            seen["last_event_id"] = self.header("Last-Event-ID")
         return {name: value for name, value in seen.items() if value is not None}
+
+    def _query(self) -> list[tuple[str, str]]:
+        return parse_qsl(urlsplit(self.path).query, keep_blank_values=True)
 
     def __str__(self) -> str:
         body = self.body.decode("utf-8", "replace")
         return (
             f"{self.method} {self.path} token={self.header('X-Volcano-Lock-Token')}"
-            f" request_id={self.header('X-Volcano-Request-Id')} {body}".rstrip()
+            f" request_id={self.header('X-Volcano-Request-Id')}{self._resumes()} {body}".rstrip()
         )
+
+    def _resumes(self) -> str:
+        last = self.header("Last-Event-ID")
+        return "" if last is None else f" last_event_id={last}"
 
     def flaw(self, credential: str | None) -> str | None:
         """What no SDK may send, whatever the script asks for."""
@@ -109,6 +131,8 @@ class Parked:
                 return "X-Volcano-Lock-Token is not a UUID of the form 8-4-4-4-12"
         elif token is not None:
             return f"{operation} carries a lock token"
+        if operation == "waits" and (flaw := _flaw_of_filters(self._query())):
+            return flaw
         return self._flaw_of_body(operation)
 
     def _flaw_of_body(self, operation: str) -> str | None:
@@ -130,6 +154,15 @@ class Parked:
         self._answer = answer
         self._decide(patience)
 
+    def open(self, answer: Answer, relay: "Relay", patience: float) -> None:
+        """Hand an event stream over; returns when its head was written."""
+        self._answer, self._relay = answer, relay
+        self._decide(patience)
+
+    def open_at_once(self, answer: Answer, relay: "Relay") -> None:
+        self._answer, self._relay = answer, relay
+        self._verdict.set()
+
     def lose(self, patience: float) -> None:
         """Reset the connection without a word."""
         self._decide(patience)
@@ -149,32 +182,25 @@ class Parked:
 
     def is_open(self) -> bool:
         """The SDK still waits on it."""
-        if self._carried_out.is_set():
-            return False
-        try:
-            return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+        return not self._carried_out.is_set() and _is_connected(self.connection)
 
     # ------------------------------------------------------------ the handler thread's side
 
     def response(self) -> Response:
         self._verdict.wait()
         if self._answer is None:
-            reset = struct.pack("ii", 1, 0)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self.connection.shutdown(socket.SHUT_RDWR)
             self._carried_out.set()
             return Response(b"")
         answer = self._answer
-        response = Response(self._written(answer.body), answer.status)
+        pieces = self._relayed(self._relay) if self._relay else self._written(answer.body)
+        response = Response(pieces, answer.status)
         response.headers.clear()
         for name, value in answer.headers:
             if name.lower() not in ("content-length", "connection", "transfer-encoding"):
                 response.headers.add(name, value)
-        if answer.status != 204:
+        if answer.status != 204 and self._relay is None:
             response.headers["Content-Length"] = str(len(answer.body))
         response.call_on_close(self._carried_out.set)
         return response
@@ -183,9 +209,28 @@ class Parked:
         yield body
         self._carried_out.set()
 
+    def _relayed(self, relay: "Relay") -> Iterator[bytes]:
+        try:
+            yield b""  # the head
+            relay.begin()
+            self._carried_out.set()
+            relay.wait_for_its_end()
+        finally:
+            relay.close()
+
     def let_go(self) -> None:
         """The scenario is over: end the handler thread."""
         self._verdict.set()
+
+
+def _flaw_of_filters(query: list[tuple[str, str]]) -> str | None:
+    if others := {name for name, _ in query} - {"key", "prefix"}:
+        return f"its query has {', '.join(sorted(others))}"
+    if not 1 <= len(query) <= 64:
+        return f"it has {len(query)} filters: 1 to 64 are allowed"
+    if len(set(query)) != len(query):
+        return "a filter comes twice"
+    return None
 
 
 def _flaw_of_many(body: Any) -> str | None:
@@ -210,6 +255,117 @@ def _canonical(text: str | None) -> str | None:
     return parsed if text.lower() == parsed else None
 
 
+def _is_connected(connected: socket.socket) -> bool:
+    try:
+        return connected.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER for 0 s: to close is to reset."""
+
+
+class Relay:
+    """One event stream between the server and an SDK.
+
+    The handler thread of its request waits for the SDK to close it; the stream's own thread hands
+    on what passes; the playing thread hands on, or drops, what was parked.
+    """
+
+    def __init__(self, connected: socket.socket, stream: EventStream) -> None:
+        self._socket, self._stream = connected, stream
+        self._wake, self._woken = socket.socketpair()
+        self._lock = threading.Lock()
+        self._held: list[bytes] | None = []  # until the head was written; then None
+        self._is_over = False
+        self.written = 0
+        """Bytes of the body that were written to the SDK."""
+        self.is_silent = False
+        """Comments are kept back."""
+        self.parks = True
+        """Events wait until they are named."""
+        self.on_change: Callable[[], None] = lambda: None
+        stream.on_piece = self._heard
+        stream.on_change = self._changed
+
+    def _heard(self, piece: bytes | Event) -> bool:
+        if not isinstance(piece, Event):
+            self.comment(piece)
+        elif not self.parks:
+            self.write(piece.raw)
+        return not isinstance(piece, Event) or not self.parks
+
+    def _changed(self) -> None:
+        if self._stream.has_ended and self._stream.first() is None:
+            self.end()
+        self.on_change()
+
+    def begin(self) -> None:
+        with self._lock:
+            held, self._held = self._held or [], None
+        for piece in held:
+            self.write(piece)
+
+    def first(self) -> Event | None:
+        """The one that is parked in front."""
+        return self._stream.first() if self.is_open() else None
+
+    def take_in(self, patience: float) -> None:
+        self._stream.take_in(patience)
+
+    def deliver(self) -> None:
+        self.write(self._stream.take().raw)
+        self._changed()
+
+    def drop(self) -> None:
+        self._stream.take()
+        self._changed()
+
+    def comment(self, text: bytes) -> None:
+        if not self.is_silent:
+            self.write(text)
+
+    def write(self, piece: bytes) -> None:
+        with self._lock:
+            if self._held is not None:
+                self._held.append(piece)
+                return
+            with suppress(OSError):  # the SDK has gone; the handler thread notices too
+                self._socket.sendall(piece)
+                self.written += len(piece)
+
+    def end(self) -> None:
+        """As a server that stops does it."""
+        with self._lock:
+            self._is_over = True
+            with suppress(OSError):
+                self._wake.send(b"x")
+
+    def lose(self) -> None:
+        """As a network that breaks does it."""
+        with suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.end()
+
+    def is_open(self) -> bool:
+        return not self._is_over and _is_connected(self._socket)
+
+    def wait_for_its_end(self) -> None:
+        """The handler thread's part."""
+        select.select([self._socket, self._woken], [], [])
+
+    def close(self) -> None:
+        self._stream.close()
+        with self._lock:
+            self._is_over = True
+            self._wake.close()
+            self._woken.close()
+        self.on_change()
+
+
 class _Server(ThreadedWSGIServer):
     """Knows which connections were accepted and have not brought a request yet."""
 
@@ -231,7 +387,10 @@ class _Server(ThreadedWSGIServer):
 
     def shutdown_request(self, request: Any) -> None:
         self.arrived(request)
-        super().shutdown_request(request)
+        if request.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, len(_RESET)) == _RESET:
+            self.close_request(request)  # without the farewell that a shutdown is
+        else:
+            super().shutdown_request(request)
 
 
 class Gate(HTTPServerBase):
@@ -242,6 +401,7 @@ class Gate(HTTPServerBase):
         self._changed = threading.Condition()
         self._waiting: list[Parked] = []  # came and not yet named by the script
         self._open: list[Parked] = []  # of those and the named ones: what the SDK may wait on
+        self._relays: list[Relay] = []  # in the order in which they were opened
         self.outage: Callable[[Parked], None] | None = None
         """While set: decides every request as it comes, and none is parked."""
         self.outage_answers = False
@@ -301,6 +461,11 @@ class Gate(HTTPServerBase):
             if not self._waiting:
                 self._changed.wait(seconds)
 
+    def wait_for_change(self, seconds: float) -> None:
+        """Until something comes, from the SDK or on a stream, at most so long."""
+        with self._changed:
+            self._changed.wait(seconds)
+
     def take(self, parked: Parked) -> None:
         """The script names it."""
         with self._changed:
@@ -312,12 +477,57 @@ class Gate(HTTPServerBase):
             self._open = [parked for parked in self._open if parked.is_open()]
             return sum(not parked.is_answered_by_itself for parked in self._open)
 
+    def open(self, parked: Parked, answer: Answer, stream: EventStream, patience: float) -> None:
+        """The server's event stream is the answer to it."""
+        relay = self._relay(parked, stream)
+        stream.start(patience)
+        parked.open(answer, relay, patience)
+
+    def open_at_once(
+        self, parked: Parked, answer: Answer, stream: EventStream, patience: float
+    ) -> None:
+        """The same from the handler's own thread; what comes passes on by itself."""
+        relay = self._relay(parked, stream)
+        relay.parks = False
+        stream.start(patience)
+        parked.open_at_once(answer, relay)
+
+    def _relay(self, parked: Parked, stream: EventStream) -> Relay:
+        relay = Relay(parked.connection, stream)
+        relay.on_change = self._notify
+        with self._changed:
+            self._relays.append(relay)
+        return relay
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def streams(self) -> list[Relay]:
+        """Those that are open, in the order in which they were opened."""
+        with self._changed:
+            self._relays = [relay for relay in self._relays if relay.is_open()]
+            return list(self._relays)
+
+    def written(self) -> list[int]:
+        """How many bytes the SDK was sent on each open stream, in no order."""
+        return sorted(relay.written for relay in self.streams())
+
+    def parked_event(self) -> tuple[Relay, Event] | None:
+        """The first one of the stream that was opened first."""
+        for relay in self.streams():
+            if event := relay.first():
+                return relay, event
+        return None
+
     def clear(self) -> None:
         """Forget a scenario."""
+        for relay in self.streams():
+            relay.end()
         with self._changed:
             for parked in self._open + self._waiting:
                 parked.let_go()
-            self._open, self._waiting, self.outage = [], [], None
+            self._open, self._waiting, self._relays, self.outage = [], [], [], None
             self.outage_answers = False
         super().clear()
 

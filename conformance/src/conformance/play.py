@@ -3,6 +3,7 @@
 In virtual mode nothing waits: between two steps the actors are brought to rest (*settled*: each
 driver is quiet and has no request under way that its gate does not hold), so what is not there then
 will never come.  The only real timer is the patience that turns a hang into a failure.
+While an event stream is open, time goes on from one of the server's comments to the next.
 In real mode `advance` sleeps.
 """
 
@@ -10,16 +11,17 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
-from urllib.parse import quote, quote_from_bytes
+from urllib.parse import quote, quote_from_bytes, urlencode
 
 from conformance.driver import Driver, DriverError, UnsupportedError
-from conformance.gate import Gate, Parked
+from conformance.gate import Gate, Parked, Relay
 from conformance.match import Bindings, MismatchError, match
 from conformance.scenario import Actor, Scenario, Step
+from conformance.stream import Event, EventStream
 from conformance.target import Answer, Headers, Target
 
 T = TypeVar("T")
@@ -30,6 +32,15 @@ STILL = 0.15
 SLICE, SLICES = 0.05, 300
 """While requests are answered as they come, time goes on in slices, in seconds, so that an answer
 is there before the try's timeout is; at most so many of them."""
+
+SOON = 1.0
+"""So long may an event of the server take, in seconds, after what it tells of."""
+
+UNTOLD = 0.5
+"""In real time so long must pass without an event, in seconds, to say that there is none."""
+
+COMMENTS = 15.0
+"""Between two comments on an open stream, in seconds, as a server sends them."""
 
 _ROUTES = {
     "acquire": ("POST", "/locks/{}/lease"),
@@ -43,6 +54,10 @@ _ROUTES = {
 
 _BY_HAND = {"fencing_token": 1, "expires_at": "2030-01-01T00:00:00.000Z"}
 """What a lease that is built by hand has where the script does not say."""
+
+
+_TOLD = {"key": "", "fencing_token": 1, "at": "2030-01-01T00:00:00.000Z", "watchers": 1}
+"""What an event has that is made up, where the script does not say."""
 
 
 _GOOD = {"status": {"between": [200, 299]}}
@@ -99,18 +114,24 @@ class Play:
         self._cast = cast
         self.players: dict[str, Player] = {}
         self._callers: dict[str, str] = {}  # {"rival": its lock token}
+        self._listening: dict[str, EventStream] = {}  # {"observer": the stream it opened}
         self._now = 0.0
 
     def run(self) -> None:
         """Raises MismatchError, DriverError, SkipError or UnsupportedError."""
-        for actor in self.scenario.actors:
-            self._on_stage(actor)
-        for steps in self.scenario.rounds:
-            self.bindings = Bindings()
-            for self.step_number, self.step in enumerate(steps, 1):
-                self._play_step()
-        self.step = {}
-        self._check_that_all_is_over()
+        try:
+            for actor in self.scenario.actors:
+                self._on_stage(actor)
+            for steps in self.scenario.rounds:
+                self.bindings = Bindings()
+                for self.step_number, self.step in enumerate(steps, 1):
+                    self._play_step()
+                self._check_that_callers_heard_all()
+            self.step = {}
+            self._check_that_all_is_over()
+        finally:
+            for stream in self._listening.values():
+                stream.close()
         self.is_over = True
 
     def say(self, line: str) -> None:
@@ -135,6 +156,12 @@ class Play:
             self._does(self.players[who], step)
         elif "sends" in step:
             self._sends(self.players[who], step)
+        elif "waits" in step:
+            self._waits(self.players[who], step)
+        elif "event" in step:
+            self._event(self.players[who], step)
+        elif "hears" in step:
+            self._hears(self.players[who], step["hears"])
         elif "sleeps" in step:
             self._sleeps(self.players[who], step["sleeps"])
         else:
@@ -189,6 +216,12 @@ class Play:
             parked.hang()
         elif verdict == "lose_request":
             parked.decide_at_once(None)
+        elif verdict == "deliver" and parked.operation() == "waits":
+            answer, stream = self.target.listen(parked.path, parked.headers)
+            if stream is None:
+                parked.decide_at_once(answer)
+            else:
+                player.gate.open_at_once(parked, answer, stream, self.patience)
         elif verdict == "deliver":
             sent = self.target.send(parked.method, parked.path, parked.headers, parked.body)
             parked.decide_at_once(sent)
@@ -203,8 +236,8 @@ class Play:
             lease = given.setdefault("lease", player.lease_call)
             if isinstance(lease, dict):
                 given["lease"] = {**_BY_HAND, **lease, "key": self._key(lease["key"])}
-        if "key" in given:
-            given["key"] = self._key(given["key"])
+        for place in {"key", "prefix"} & given.keys():
+            given[place] = self._keys(given[field])
         if verb == "with_lock":
             player.lock_call = call
         elif verb == "acquire":
@@ -218,10 +251,18 @@ class Play:
             if waiting:
                 raise MismatchError("sends", "nothing", str(waiting[0]))
             return
+        parked = self._request(player, step, step["sends"], step.get("with", {}))
+        self._carry_out(parked, step)
+
+    def _request(
+        self, player: Player, step: Step, operation: str, wanted: dict[str, Any]
+    ) -> Parked:
+        """The one that the step names: it has come, and is as it is wanted."""
+        wanted = self._wanted(wanted)
         parked = self._await(
             player,
-            f"a request: {step['sends']}",
-            lambda: self._named_request(player, step),
+            f"a request: {operation}",
+            lambda: self._named_request(player, step, operation, wanted),
             player.gate.wait,
         )
         player.gate.take(parked)
@@ -229,18 +270,19 @@ class Play:
         self.say(f"{player.actor.name} sends {parked}")
         if flaw := parked.flaw(player.credential):
             raise MismatchError("sends", "a request as the protocol has it", f"{parked}: {flaw}")
-        if parked.operation() != step["sends"]:
-            raise MismatchError("sends", step["sends"], str(parked))
-        match(self._wanted(step.get("with", {})), parked.seen(), self.bindings, "with")
-        self._carry_out(parked, step)
+        if parked.operation() != operation:
+            raise MismatchError("sends", operation, str(parked))
+        match(wanted, parked.seen(), self.bindings, "with")
+        return parked
 
-    def _named_request(self, player: Player, step: Step) -> Parked | None:
+    def _named_request(
+        self, player: Player, step: Step, operation: str, wanted: dict[str, Any]
+    ) -> Parked | None:
         waiting = player.gate.waiting()
         if step.get("order") == "any":
             for parked in waiting:
                 try:
-                    if parked.operation() == step["sends"]:
-                        wanted = self._wanted(step.get("with", {}))
+                    if parked.operation() == operation:
                         match(wanted, parked.seen(), self.bindings.copy())
                         return parked
                 except MismatchError:
@@ -267,6 +309,97 @@ class Play:
         else:
             self.say(f"    {verdict}")
             parked.lose(self.patience)
+
+    # ------------------------------------------------------------ event streams of actors
+
+    def _waits(self, player: Player, step: Step) -> None:
+        if step["waits"] == "nothing":
+            self._come_to_rest(player)
+            if streams := player.gate.streams():
+                raise MismatchError("waits", "no event stream", f"{len(streams)} open")
+            return
+        filters = {"keys": [], "prefixes": [], **step["waits"]}
+        filters["keys"] = sorted(self._keys(filters["keys"]))
+        filters["prefixes"] = sorted(self._keys(filters["prefixes"]))
+        parked = self._request(player, step, "waits", filters)
+        if step.get("then", "deliver") != "deliver":
+            self._carry_out(parked, step)
+            return
+        answer, stream = self.target.listen(parked.path, parked.headers)
+        self.say(f"    the server answers {answer.status} {answer.body.decode('latin-1')}")
+        match(step.get("gets", {}), answer.seen(), self.bindings, "gets")
+        if stream is None:
+            parked.answer(answer, self.patience)
+        else:
+            player.gate.open(parked, answer, stream, self.patience)
+
+    def _event(self, player: Player, step: Step) -> None:
+        if step["event"] == "nothing":
+            self._come_to_rest(player)
+            self._let_events_come(player.gate.streams())
+            if found := player.gate.parked_event():
+                raise MismatchError("event", "nothing", str(found[1]))
+            return
+        found = self._soon(player.gate.parked_event, player.gate.wait_for_change)
+        if found is None:
+            raise MismatchError("event", step["event"], self._instead(player))
+        relay, event = found
+        self.say(f"the server tells {player.actor.name}: {event}")
+        self._match_event(step, event)
+        verdict = step.get("then", "deliver")
+        if verdict != "deliver":
+            self.say(f"    {verdict}")
+        {"deliver": relay.deliver, "drop": relay.drop, "lose": relay.lose}[verdict]()
+
+    def _match_event(self, step: Step, event: Event) -> None:
+        if event.type != step["event"]:
+            raise MismatchError("event", step["event"], str(event))
+        match(self._wanted(step.get("with", {})), event.seen(), self.bindings, "with")
+
+    def _hears(self, player: Player, said: Any) -> None:
+        self._come_to_rest(player)
+        streams = player.gate.streams()
+        if not streams:
+            raise MismatchError("hears", "an open event stream", "none")
+        stream = streams[-1]
+        self.say(f"{player.actor.name}'s stream: {said}")
+        if said == "silence":
+            stream.is_silent = True
+        elif said == "end":
+            stream.end()
+        elif said == "loss":
+            stream.lose()
+        elif "text" in said:
+            stream.write(said["text"].encode())
+        else:
+            stream.write(_event_text(self._wanted(self.bindings.fill(said))).encode())
+
+    def _soon(self, find: Callable[[], T | None], wait: Callable[[float], None]) -> T | None:
+        """What the server is about to tell."""
+        give_up = time.monotonic() + (SOON if self.mode is Mode.VIRTUAL else self.patience)
+        while True:
+            found = find()
+            if found is not None or time.monotonic() > give_up:
+                return found
+            wait(0.05)
+
+    def _let_events_come(self, streams: Sequence[EventStream | Relay]) -> None:
+        """Whatever the server has to tell of what was done is there afterwards.
+
+        A server that answers has written before what it had to write before: two further
+        questions, for the first may have overtaken what was still being sent.
+        """
+        if not streams:
+            return
+        if self.mode is Mode.REAL:
+            time.sleep(UNTOLD)
+            return
+        for _ in range(2):
+            self.target.send("GET", "/", [], b"")
+        for stream in streams:
+            stream.take_in(self.patience)
+
+    # ------------------------------------------------------------ answers
 
     def _in_order(self, answer: dict[str, Any], parked: Parked) -> dict[str, Any]:
         """A made-up answer's `leases` as its body, in the order in which they were asked for."""
@@ -315,6 +448,15 @@ class Play:
     # ------------------------------------------------------------ callers
 
     def _caller(self, step: Step) -> None:
+        if "event" in step:
+            self._told(step)
+            return
+        if step["does"] == "watch":
+            self._listen(step)
+            return
+        if step["does"] == "unwatch":
+            self._stop_listening(step["who"])
+            return
         repeat = step.get("repeat", {})
         if "until" in repeat:
             for _ in range(repeat["at_most"]):
@@ -330,6 +472,45 @@ class Play:
         for _ in range(times):
             seen = self._exchange(step).seen()
             match(self._wanted(step.get("gets", _GOOD)), seen, self.bindings, "gets")
+
+    def _listen(self, step: Step) -> None:
+        who = step["who"]
+        self._stop_listening(who)
+        _, path, headers, _ = self._request_of(step)
+        answer, stream = self.target.listen(path, headers)
+        if stream is not None:
+            self._listening[who] = stream
+            stream.start(self.patience)
+        self.say(f"{who} sends GET {path}")
+        self.say(f"    the server answers {answer.status} {answer.body.decode('latin-1')}")
+        begins = {"begins_with_a_comment": stream is not None and stream.begins_with_a_comment}
+        match(step.get("gets", _GOOD), answer.seen() | begins, self.bindings, "gets")
+
+    def _stop_listening(self, who: str) -> None:
+        if stream := self._listening.pop(who, None):
+            self._check_that_it_was_told(who, stream)
+            stream.close()
+
+    def _told(self, step: Step) -> None:
+        """An event on a caller's own stream."""
+        stream = self._listening[step["who"]]
+        if step["event"] == "nothing":
+            self._check_that_it_was_told(step["who"], stream)
+            return
+        event = self._soon(stream.first, stream.wait)
+        if event is None:
+            raise MismatchError("event", step["event"], "nothing")
+        self.say(f"the server tells {step['who']}: {stream.take()}")
+        self._match_event(step, event)
+
+    def _check_that_it_was_told(self, who: str, stream: EventStream) -> None:
+        self._let_events_come([stream])
+        if event := stream.first():
+            raise MismatchError(f"{who}'s stream", "no event that was not named", str(event))
+
+    def _check_that_callers_heard_all(self) -> None:
+        for who in list(self._listening):
+            self._stop_listening(who)
 
     def _exchange(self, step: Step) -> Answer:
         method, path, headers, body = self._request_of(step)
@@ -352,6 +533,8 @@ class Play:
         verb = step["does"]
         if verb == "request":
             method, path = given["method"], given["path"]
+        elif verb == "watch":
+            method, path = "GET", given.get("path") or f"/lock-events?{self._query(given)}"
         else:
             method, path = _ROUTES[verb]
             path = path.format(self._segment(given.get("key", "")))
@@ -364,6 +547,8 @@ class Play:
         own = self._callers.setdefault(step["who"], str(uuid.uuid4()))
         if verb in ("acquire", "renew", "release"):
             headers["X-Volcano-Lock-Token"] = given.get("token", own)
+        if "last_event_id" in given:
+            headers["Last-Event-ID"] = given["last_event_id"]
         headers |= given.get("headers", {})
         body = b""
         if "body_text" in given:
@@ -377,6 +562,14 @@ class Play:
             leases *= int(given.get("times", 1))
             body = json.dumps({"leases": leases}).encode()
         return method, path, [(n, v) for n, v in headers.items() if v is not None], body
+
+    def _query(self, given: dict[str, Any]) -> str:
+        filters = []
+        for name in ("key", "prefix"):
+            values = self._keys(given.get(name, []))
+            values = [values] if isinstance(values, str) else values
+            filters += [(name, value) for value in values]
+        return urlencode(filters)
 
     def _renewal(self, lease: dict[str, Any], own_token: str) -> dict[str, Any]:
         token = lease.get("token", own_token)
@@ -394,7 +587,10 @@ class Play:
             return key
         plain = isinstance(key, str) and 0 < len(key) <= 64 and key.isascii() and key.isprintable()
         own = plain and quote_from_bytes(key.encode(), safe=":") == key
-        return key + self.target.key_suffix if own else key
+        return self.target.key_prefix + key if own else key
+
+    def _keys(self, keys: Any) -> Any:
+        return [self._key(key) for key in keys] if isinstance(keys, list) else self._key(keys)
 
     def _wanted(self, wanted: dict[str, Any]) -> dict[str, Any]:
         wanted = dict(wanted)
@@ -441,9 +637,23 @@ class Play:
         if self.mode is Mode.REAL:
             self._sleep(seconds, blocked)
             return
+        end = self._now + seconds
+        while True:
+            comment = COMMENTS * (math.floor(self._now / COMMENTS + 1e-9) + 1)
+            has_stream = any(player.gate.streams() for player in self.players.values())
+            until = min(end, comment) if has_stream else end
+            self._advance_in_slices(until - self._now, blocked)
+            if until == comment:
+                for player in self.players.values():
+                    for stream in player.gate.streams():
+                        stream.comment(b": \n\n")
+            if until >= end:
+                return
+
+    def _advance_in_slices(self, seconds: float, blocked: Player | None) -> None:
         slices = 1
         if any(player.gate.outage_answers for player in self.players.values()) and not blocked:
-            slices = min(SLICES, math.ceil(seconds / SLICE))
+            slices = min(SLICES, math.ceil(seconds / SLICE)) or 1
         for _ in range(slices):
             self._advance_at_once(seconds / slices, blocked)
 
@@ -473,19 +683,23 @@ class Play:
             blocked.driver.resume()
 
     def _is_settled(self, player: Player) -> bool:
-        held = player.gate.open_count()
-        in_flight = player.driver.command("sleeping")["in_flight"]
-        return bool(in_flight == held == player.gate.open_count())
+        held, written = player.gate.open_count(), player.gate.written()
+        seen = player.driver.command("sleeping")
+        return bool(
+            seen["in_flight"] == held == player.gate.open_count()
+            and sorted(seen.get("streaming", [])) == written == player.gate.written()
+        )
 
     def _settle(self, player: Player) -> None:
         give_up = time.monotonic() + self.patience
         while not self._is_settled(player):
             if time.monotonic() > give_up:
-                in_flight = player.driver.command("sleeping")["in_flight"]
+                seen = player.driver.command("sleeping")
                 raise MismatchError(
                     player.actor.name,
-                    f"to come to rest with {player.gate.open_count()} requests under way",
-                    f"{in_flight} under way",
+                    f"to come to rest with {player.gate.open_count()} requests under way"
+                    f" and streams of {player.gate.written()} bytes",
+                    f"{seen['in_flight']} under way, streams of {seen.get('streaming', [])}",
                 )
             time.sleep(0.001)
 
@@ -523,6 +737,8 @@ class Play:
     def _instead(self, player: Player) -> str:
         parked = [f"a request: {parked}" for parked in player.gate.waiting()]
         events = [f"an event: {event}" for event in player.driver.events()]
+        told = player.gate.parked_event()
+        events += [f"an event of the server: {told[1]}"] if told else []
         return ", ".join(parked + events) or "nothing"
 
     def _check_that_all_is_over(self) -> None:
@@ -533,6 +749,8 @@ class Play:
             left = self._instead(player)
             if left != "nothing":
                 raise MismatchError(f"{name}, at the end", "nothing more", left)
+            if player.gate.streams():
+                raise MismatchError(f"{name}, at the end", "no event stream", "one that is open")
 
 
 def _by_key(answer: Answer) -> dict[str, Any]:
@@ -556,6 +774,14 @@ def made_up(answer: dict[str, Any]) -> Answer:
         body = b""
     headers = {"Content-Type": "application/json", **answer.get("headers", {})}
     return Answer(answer["status"], list(headers.items()), body)
+
+
+def _event_text(said: dict[str, Any]) -> str:
+    """An event that the script tells in the server's place."""
+    facts = {} if said["type"] == "reset" else {**_TOLD, **said}
+    kind, number = said["type"], said.get("id", "made-up")
+    data = json.dumps({name: facts[name] for name in _TOLD if name in facts})
+    return f"event: {kind}\nid: {number}\ndata: {data}\n\n"
 
 
 def _only(calls: set[str]) -> str:

@@ -8,6 +8,7 @@ import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 from conformance.scenario import SERVER_CAPABILITIES
 from conformance.target import Target
@@ -66,7 +67,12 @@ class ReferenceServer:
             credentials=credentials,
             capabilities=SERVER_CAPABILITIES - {"unlimited" if limited else "quota"},
             advance=self._clock.advance,
+            now=self._now,
         )
+
+    def _now(self) -> str:
+        now = datetime.fromtimestamp(self._clock.wall() // 1000 / 1000, UTC)
+        return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
     def close(self) -> None:
         self._server.should_exit = True

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from conformance.discovery import Column
 from conformance.driver import Driver, DriverError, UnsupportedError
@@ -69,7 +69,7 @@ class RemoteServer:
     @contextmanager
     def stage(self, *, limited: bool) -> Iterator[Target]:
         del limited
-        yield replace(self._target, key_suffix=f".{secrets.token_hex(4)}")
+        yield replace(self._target, key_prefix=f"{secrets.token_hex(4)}.")
 
     def close(self) -> None:
         """It is not ours."""
@@ -134,7 +134,10 @@ class Worker:
             self._idle, self._idle_column = [], column
         gate = self._gates.pop() if self._gates else Gate()
         credential = target.credentials[actor.credential]
-        driver = self._ready_driver(column, gate, credential, actor)
+        extra: dict[str, Any] = {} if actor.timeout is None else {"timeout": actor.timeout}
+        if self._mode is Mode.VIRTUAL and target.now is not None:
+            extra["now"] = target.now()
+        driver = self._ready_driver(column, gate, credential, extra)
         player = Player(actor, driver, gate, credential)
         self._hired.append(player)
         of_drivers = scenario.requires - (SERVER_CAPABILITIES - SHARED_CAPABILITIES)
@@ -144,13 +147,12 @@ class Worker:
         return player
 
     def _ready_driver(
-        self, column: Column, gate: Gate, credential: str | None, actor: Actor
+        self, column: Column, gate: Gate, credential: str | None, extra: dict[str, Any]
     ) -> Driver:
         while True:
             reused = bool(self._idle)
             driver = self._idle.pop() if reused else column.start(self._patience)
             try:
-                extra = {} if actor.timeout is None else {"timeout": actor.timeout}
                 ok = driver.command(
                     "hello",
                     protocol=1,
