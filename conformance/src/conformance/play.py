@@ -237,7 +237,7 @@ class Play:
             if isinstance(lease, dict):
                 given["lease"] = {**_BY_HAND, **lease, "key": self._key(lease["key"])}
         for place in {"key", "prefix"} & given.keys():
-            given[place] = self._keys(given[field])
+            given[place] = self._keys(given[place])
         if verb == "with_lock":
             player.lock_call = call
         elif verb == "acquire":
