@@ -126,6 +126,25 @@ def test_a_store_that_cannot_answer_is_503_and_recovers() -> None:
     assert reasons == ["disk full at /secret/path"] * 3
 
 
+def test_a_store_that_only_reads_is_not_ready() -> None:
+    class Standby(MemoryStore):
+        async def apply(
+            self, commands: Sequence[Write], may_commit: Callable[[], bool]
+        ) -> list[Answer]:
+            raise StoreUnavailableError("read-only")
+
+    world = World(Standby(ManualClock()))
+
+    async def scene(http: httpx.AsyncClient) -> None:
+        assert (await http.get("/locks/nightly", headers=headers())).status_code == 200
+        assert (await http.get("/readyz")).status_code == 503
+
+    world.play(scene)
+
+    (line,) = world.logged()
+    assert (line["event"], line["reason"]) == ("not_ready", "read-only")
+
+
 def renewals(*keys: str) -> dict[str, Any]:
     return {"leases": [{"key": key, "token": REQUEST_ID, "ttl_seconds": 60} for key in keys]}
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import httpx
 import pytest
-from balancer import admin, service
+from balancer import Replica, admin, service
 from histories import Caller, Hold, go_on, load, violations
 from postgres import Cluster
 
@@ -98,6 +98,23 @@ def test_a_failover_from_a_frozen_primary_loses_nothing(attempt: int) -> None:
         history = history_of_a_failover(primary, standby, store, end=signal.SIGSTOP)
 
     assert violations(history) == []
+
+
+def test_a_replica_of_a_standby_is_not_ready_until_that_is_promoted(attempt: int) -> None:
+    """It is let in where the URL says so, or where a pooler does not look."""
+    with pair() as (primary, standby, store), service(store, 1):
+        written = primary.value("SELECT pg_current_wal_lsn()")
+        while not standby.value(f"SELECT pg_last_wal_replay_lsn() >= '{written}'"):
+            pass
+        one = Replica(f"{standby.url('locks')}?target_session_attrs=any")
+        try:
+            one.start()
+            with httpx.Client(base_url=one.url, trust_env=False, timeout=10, verify=False) as http:
+                assert http.get("/readyz").status_code == 503
+                standby.promote()
+                assert http.get("/readyz").status_code == 200
+        finally:
+            one.stop(signal.SIGKILL)
 
 
 def test_a_failover_to_an_asynchronous_standby_repeats_no_token(attempt: int) -> None:

@@ -18,6 +18,7 @@ from volcano_server.lease import (
     SECOND,
     Acquire,
     Answer,
+    ForceRelease,
     Free,
     Granted,
     Held,
@@ -473,6 +474,17 @@ async def test_a_commit_without_its_standby_is_unknown_and_leaves_no_session(
         cluster.execute("ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
 
     await acquire(store)
+
+
+async def test_what_refuses_writes_refuses_one_that_changes_nothing(
+    store: PostgresqlStore, sql: Any, url: str
+) -> None:
+    """As /readyz tries it."""
+    sql.execute(f"ALTER DATABASE {sql.info.dbname} SET default_transaction_read_only = on")
+    async with replicas(f"{url}?target_session_attrs=any", 1) as (reader,):
+        assert await read(reader) == Free()
+        with pytest.raises(StoreUnavailableError, match="25006"):
+            await apply(reader, ForceRelease(NIGHTLY))
 
 
 async def test_a_disk_that_is_full_is_a_503_and_reads_go_on(
