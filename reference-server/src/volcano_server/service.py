@@ -1,6 +1,6 @@
 """The operations for one request: credentials, quota, validation, then the batch queue.
 
-    LockRequest --> 401 403 --> 429 --> 400 413 --> the lease rules, or the hub --> Outcome
+    LockRequest --> 401 403 --> 429 --> 400 413 --> the lease rules --> Outcome
 
 Each check costs only what comes before it: docs/semantics.md#order-of-checks.
 """
@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from volcano_server import wire, wire_events
+from volcano_server import wire
 from volcano_server.access import Access, Caller
 from volcano_server.batch import BatchQueue
-from volcano_server.clock import HostClock, Movable
-from volcano_server.hub import MOST_STREAMS, Hub, TooManyStreamsError
+from volcano_server.clock import HostClock, ManualClock, MovableClock
 from volcano_server.lease import (
     Acquire,
     Answer,
@@ -34,12 +33,10 @@ from volcano_server.problems import (
     payload_too_large,
     rate_limited,
     service_unavailable,
-    too_many_streams,
 )
 from volcano_server.quota import Quota, Spent
 from volcano_server.settings import Settings
 from volcano_server.stores.store import SharedCounts, StoreUnavailableError
-from volcano_server.subscription import Subscription
 
 STORE_UNAVAILABLE = service_unavailable("The lock store cannot answer at the moment; try again.")
 BODY_TOO_SLOW = service_unavailable("The body did not arrive in time; try again.")
@@ -54,7 +51,6 @@ class Operation(StrEnum):
     READ = "read"
     FORCE_RELEASE = "force_release"
     RENEW_MANY = "renew_many"
-    EVENTS = "events"
 
 
 class BodyTooLargeError(Exception):
@@ -72,7 +68,7 @@ class LockRequest:
     """What HTTP brought, unchecked.  Header values are None where the header is missing."""
 
     operation: Operation
-    key_segment: bytes  # empty where the keys are in the body; of an event stream: the query
+    key_segment: bytes  # empty where the keys are in the body
     authorization: bytes | None
     lock_token: bytes | None
     request_id: bytes | None
@@ -80,16 +76,15 @@ class LockRequest:
     """The name of one of these headers that came more than once."""
     read_body: Callable[[], Awaitable[bytes]]
     """Raises BodyTooLargeError and BodyTooSlowError."""
-    last_event_id: str | None = None
 
 
 class Outcome(NamedTuple):
     """`caller` is None before the credential was accepted, `spent` where no quota was counted.
 
-    `reason` is for the operator alone.  A Subscription has to be read, or left (`close_stream`).
+    `reason` is for the operator alone.
     """
 
-    answer: Answer | wire.Together | Subscription
+    answer: Answer | wire.Together
     caller: Caller | None = None
     spent: Spent | None = None
     reason: str | None = None
@@ -99,12 +94,11 @@ class LockService:
     """Answers lock requests; the test controls of a development server are here too."""
 
     def __init__(
-        self, access: Access, queue: BatchQueue, hub: Hub, clock: HostClock, settings: Settings
+        self, access: Access, queue: BatchQueue, clock: HostClock, settings: Settings
     ) -> None:
         self.settings = settings
         self._access = access
         self._queue = queue
-        self._hub = hub
         self._clock = clock
         self._quota = Quota()
         self._touched: set[SlotKey] | None = set() if settings.test_controls else None
@@ -126,8 +120,6 @@ class LockService:
         try:
             if request.operation is Operation.RENEW_MANY:
                 return await self._renew_many(request, caller, spent)
-            if request.operation is Operation.EVENTS:
-                return await self._open_stream(request, caller, spent)
             command = await _command(request, caller.project)
             if self._touched is not None:
                 self._touched.add(command.slot_key)
@@ -161,23 +153,6 @@ class LockService:
             answers += [refusal] * (len(renewals) - allowed)
         keys = [renewal.slot_key.key for renewal in renewals]
         return Outcome(wire.Together(keys, answers), caller, spent)
-
-    async def _open_stream(
-        self, request: LockRequest, caller: Caller, spent: Spent | None
-    ) -> Outcome:
-        _refuse_repeated(request)
-        wire.parse_request_id(request.request_id)
-        filters = wire_events.parse_filters(request.key_segment)
-        await request.read_body()  # which it does not take, like a read
-        try:
-            subscription = await self._hub.open(caller.project, filters, request.last_event_id)
-        except TooManyStreamsError:
-            return Outcome(too_many_streams(MOST_STREAMS), caller, spent)
-        return Outcome(subscription, caller, spent)
-
-    def close_stream(self, subscription: Subscription) -> None:
-        """Its reader is gone, or has had everything."""
-        self._hub.leave(subscription)
 
     def _spend(self, caller: Caller, operations: int = 1) -> Spent:
         now = self._clock.wall()
@@ -221,11 +196,10 @@ class LockService:
         """The server's wall clock in µs since 1970."""
         return self._clock.wall()
 
-    async def advance_clock(self, seconds: float) -> None:
-        """For tests: time passes, and what became due by it is done."""
-        assert isinstance(self._clock, Movable)
+    def advance_clock(self, seconds: float) -> None:
+        """For tests: time passes."""
+        assert isinstance(self._clock, ManualClock | MovableClock)
         self._clock.advance(seconds)
-        await self._hub.catch_up()
 
     async def reset(self) -> None:
         """For tests: free every key that was touched since the start, and forget the quotas."""
