@@ -12,5 +12,6 @@ end
 require "volcano/version"
 require "volcano/errors"
 require "volcano/lease"
+require "volcano/events"
 require "volcano/clock"
 require "volcano/client"

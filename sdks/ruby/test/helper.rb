@@ -46,8 +46,8 @@ class VolcanoTest < Minitest::Test
     watchdog.kill.join
   end
 
-  def table(name)
-    JSON.parse(File.read(File.join(TABLES, "#{name}.json"))).fetch("rows")
+  def table(name, part = "rows")
+    JSON.parse(File.read(File.join(TABLES, "#{name}.json"))).fetch(part)
   end
 
   # Waits for a condition, bounded, in real time.

@@ -5,6 +5,7 @@ require "volcano/discreet"
 require "volcano/guard"
 require "volcano/operations"
 require "volcano/shield"
+require "volcano/waiting"
 
 module Volcano
   # The lock operations: `client.locks`. Any thread may call them.

@@ -39,11 +39,11 @@ module Volcano
 
     # --- arguments ---------------------------------------------------------------------------------
 
-    # The key, or ArgumentError with the grammar. Bytes are looked at, whatever the string's encoding says.
-    def checked_key(key)
+    # The key (or what `name` says), or ArgumentError with the grammar. Bytes are looked at, whatever the string's encoding says.
+    def checked_key(key, name = "key")
       return key.b.force_encoding(Encoding::UTF_8).freeze if key.is_a?(String) && KEY.match?(key.b)
 
-      raise ArgumentError, "key must be 1 to 128 characters, a letter or digit followed by letters, digits, " \
+      raise ArgumentError, "#{name} must be 1 to 128 characters, a letter or digit followed by letters, digits, " \
                            "'.', '_', ':' or '-' (ASCII); got #{shown(key)}"
     end
 
@@ -323,7 +323,7 @@ module Volcano
       )
     end
 
-    private_class_method :checked_uuid, :shown, :lease_request, :path, :headers, :answers, :answer_of, :parsed,
+    private_class_method :checked_uuid, :lease_request, :path, :headers, :answers, :answer_of, :parsed,
                          :expect, :explanation, :json_object, :instant, :fencing_token, :expires_in, :unreadable
 
     # --- flows -------------------------------------------------------------------------------------

@@ -1,0 +1,164 @@
+# frozen_string_literal: true
+
+require "volcano/events"
+require "volcano/operations"
+
+module Volcano
+  # How a call waits for a key that is held: what it does next, and when. Pure: `now`, randomness and what
+  # happens go in. docs/semantics.md#waiting
+  #
+  #   try ── held ──> wait ── its stream opened, a release, …, what a poll read ──> try again
+  #    │               └──── the time is over ──> the last refusal
+  #    └── got it, or an error that stays ──> the end
+  # @api private
+  module Waiting
+    # Where no stream tells of the key it is read so often, at random; and when the holder's lease and its grace are over,
+    # if that is sooner.
+    POLL_SECONDS = (1.0..5.0).freeze
+    GRACE_SECONDS = 1.0
+    SOONEST_POLL_SECONDS = 0.1
+    # Those that hear the same event spread their tries over this for each other one, and over a second at most.
+    SPREAD_SECONDS = 0.002
+    LONGEST_SPREAD_SECONDS = 1.0
+    # After these one may try again.
+    PASSING = [Error::RateLimitedError, Error::ServerError, Error::TransportError].freeze
+
+    module_function
+
+    # The longest wait in seconds, or ArgumentError.
+    def checked_wait(wait)
+      return wait > Float::MAX ? Float::INFINITY : wait.to_f if wait.is_a?(Numeric) && wait.real? && wait >= 0
+
+      raise ArgumentError, "wait must be a number of seconds, 0 or more (Float::INFINITY: as long as it takes); got #{Operations.shown(wait)}"
+    end
+
+    # Seconds between an event and the try that follows it. `random`: 0 to 1.
+    def spread(watchers, random)
+      random * [[watchers - 1, 0].max * SPREAD_SECONDS, LONGEST_SPREAD_SECONDS].min
+    end
+
+    # Seconds between two reads of a key that is held until `left` seconds from now, if that is known.
+    def poll_delay(random, left = nil)
+      delay = POLL_SECONDS.begin + random * (POLL_SECONDS.end - POLL_SECONDS.begin)
+      return delay unless left&.positive?
+
+      [delay, [left + GRACE_SECONDS, SOONEST_POLL_SECONDS].max].min
+    end
+
+    # When to try again what fails again and again: 0.1 s later, doubling to 5 s, ±50 %, and not before `Retry-After`.
+    class Backoff
+      FIRST_SECONDS = 0.1
+      LONGEST_SECONDS = 5.0
+      private_constant :FIRST_SECONDS, :LONGEST_SECONDS
+
+      def initialize
+        @failures = 0
+      end
+
+      def worked
+        @failures = 0
+      end
+
+      # The seconds until the next try. `jitter`: -1 to 1.
+      def failed(retry_after, jitter)
+        @failures += 1
+        delay = [FIRST_SECONDS * 2.0**[@failures - 1, 60].min, LONGEST_SECONDS].min * (1 + 0.5 * jitter)
+        [delay, retry_after || 0.0].max
+      end
+    end
+
+    # One call that waits, from its first refusal on.
+    #
+    # Not thread-safe; the WaitingRoom guards it with its mutex.
+    class Turn
+      # When the wait is over.
+      attr_reader :over_at
+
+      def initialize(over_at)
+        @over_at = over_at
+        @try_at = @poll_at = Float::INFINITY
+        @not_before = -Float::INFINITY
+        @polls = false
+        @watchers = 1
+        @backoff = Backoff.new
+      end
+
+      # --- what happens ---
+
+      # From now on a stream tells of the key; what happened before is not known.
+      def covered(now, random)
+        @polls = false
+        @poll_at = Float::INFINITY
+        try_by(now + Waiting.spread(@watchers, random))
+      end
+
+      # No stream tells of the key yet, or any more.
+      def uncovered(now, random)
+        @polls = true
+        poll_by(now + Waiting.poll_delay(random))
+      end
+
+      # An event of the key, or a reset.
+      def heard(event, now, random)
+        @watchers = event.watchers || @watchers
+        try_by(now + Waiting.spread(@watchers, random)) if Events::FREEING.include?(event.type)
+      end
+
+      # A try was answered: held by another.
+      def refused(now, random)
+        @backoff.worked
+        poll_by(now + Waiting.poll_delay(random))
+      end
+
+      # A try failed, and the next may do better. `jitter`: -1 to 1.
+      def failed(error, now, jitter)
+        @not_before = now + @backoff.failed(error.retry_after, jitter)
+        try_by(now)
+      end
+
+      # A poll was answered with this LockState. `wall`: the time of day.
+      def read(state, now, wall, random)
+        return try_by(now) unless state.held?
+
+        poll_by(now + Waiting.poll_delay(random, state.expires_at - wall))
+      end
+
+      # A poll failed, and the next may do better.
+      def not_read(error, now, random)
+        @not_before = now + (error.retry_after || 0.0)
+        poll_by(now + Waiting.poll_delay(random))
+      end
+
+      # --- what to do ---
+
+      # The next step, if it is time for one: :give_up, :try or :poll. It counts as taken.
+      def next_step(now)
+        return :give_up if now >= @over_at
+        return if now < @not_before
+
+        if now >= @try_at
+          @try_at = Float::INFINITY
+          :try
+        elsif now >= @poll_at
+          @poll_at = Float::INFINITY
+          :poll
+        end
+      end
+
+      # When there may be a next step; infinite while only an event can tell.
+      def wakes_at
+        [[@try_at, @poll_at].min, @not_before].max
+      end
+
+      private
+
+      def try_by(moment)
+        @try_at = [@try_at, moment].min
+      end
+
+      def poll_by(moment)
+        @poll_at = [@poll_at, moment].min if @polls
+      end
+    end
+  end
+end
