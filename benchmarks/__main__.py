@@ -1,7 +1,8 @@
-"""Measure, keep the results, and write the tables of docs/performance.md.
+"""Measure, keep the results, and write the tables and pictures of docs/performance.md.
 
     ./dev bench [NAME…] [--quick]
     ./dev bench check [NAME…] [--quick]    exits 1 when a bar is missed (quick: by a factor of 2)
+    ./dev bench page                       measures nothing; writes the page from what was kept
 
 Peers that are not on the machine are named as skipped.  The disk is that of TMPDIR, else /tmp.
 """
@@ -28,6 +29,7 @@ MEASURES: dict[str, Callable[[Plan], Result]] = {
     "etcd": peers.etcd,
     "postgresql": peers.postgresql,
     "redis": peers.redis,
+    "redis_py": peers.redis_py,
 }
 
 
@@ -43,13 +45,16 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="all measures unless named")
     parser.add_argument("--quick", action="store_true", help="short runs; nothing is kept")
     options = parser.parse_args()
-    checks = options.names[:1] == ["check"]
-    names = options.names[1:] if checks else options.names
+    command = options.names[0] if options.names[:1] in (["check"], ["page"]) else ""
+    names = options.names[1:] if command else options.names
     unknown = [name for name in names if name not in MEASURES]
     if unknown:
         parser.error(f"there is no measure {', '.join(unknown)}; there are {', '.join(MEASURES)}")
+    if command == "page":
+        report.write_page(report.saved(MEASURES))
+        return 0
     is_good = measure(names or list(MEASURES), Plan(quick=options.quick))
-    return 0 if is_good or not checks else 1
+    return 0 if is_good or command != "check" else 1
 
 
 def measure(names: list[str], plan: Plan) -> bool:

@@ -2,7 +2,7 @@
 
 etcd         fsync on; its HTTP gateway, by wrk as the lock server
 PostgreSQL   fsync and synchronous_commit on; one row a lock, by pgbench with prepared statements
-Redis        appendfsync always; by redis-benchmark, over its own protocol
+Redis        appendfsync always; by redis-benchmark over its own protocol, and by redis-py
 """
 
 import contextlib
@@ -10,7 +10,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from measures.rig import (
@@ -31,6 +34,7 @@ from measures.rig import (
     wait_for,
     wrk,
 )
+from volcano_sdk import VolcanoClient
 
 ROOT = Path(__file__).parent.parent.parent
 BOTH = "acquire_release"
@@ -159,29 +163,37 @@ def _pgbench(pgbench: str, url: str, *, seconds: int) -> float:
 
 def redis(plan: Plan) -> Result:
     """Redis, each write flushed before its answer, over its own protocol: no bar, to be seen."""
-    port = free_port()
-    with directory() as place, lock_server() as locks:
-        options = ("--port", str(port), "--dir", str(place), "--save", "", "--bind", "127.0.0.1")
-        durable = ("--appendonly", "yes", "--appendfsync", "always")
-        binary = program("redis-server")
-        with process(binary, *options, *durable, stdout=subprocess.DEVNULL):
-            wait_for(lambda: "up" if answers(port) else "")
-            found = plan.alternate(
-                {
-                    "locks": lambda n: (
-                        wrk(locks, BOTH, str(n), seconds=plan.seconds).per_second / 2
-                    ),
-                    "redis": lambda _: _redis_benchmark(port, plan),
-                }
-            )
+    with _redis() as port, lock_server() as locks:
+        found = plan.alternate(
+            {
+                "locks": lambda n: wrk(locks, BOTH, str(n), seconds=plan.seconds).per_second / 2,
+                "redis": lambda _: _redis_benchmark(port, plan),
+            }
+        )
     return Result(
         [
             Figure("lock server, over HTTP", found["locks"], "locks/s"),
             Figure("Redis, SET NX PX and a script that deletes", found["redis"], "locks/s"),
             Figure("lock server / Redis", ratios(found["locks"], found["redis"])),
         ],
-        notes=[run(binary, "--version").split(" sha=")[0]],
+        notes=[_redis_version()],
     )
+
+
+@contextlib.contextmanager
+def _redis() -> Iterator[int]:
+    """The port of one that flushes its file before each answer."""
+    binary, port = program("redis-server"), free_port()
+    with directory() as place:
+        options = ("--port", str(port), "--dir", str(place), "--save", "", "--bind", "127.0.0.1")
+        durable = ("--appendonly", "yes", "--appendfsync", "always")
+        with process(binary, *options, *durable, stdout=subprocess.DEVNULL):
+            wait_for(lambda: "up" if answers(port) else "")
+            yield port
+
+
+def _redis_version() -> str:
+    return run(program("redis-server"), "--version").split(" sha=")[0]
 
 
 _RELEASE = (
@@ -203,3 +215,60 @@ def _redis_benchmark(port: int, plan: Plan) -> float:
         rate = said.splitlines()[-1].split('","')[1]
         seconds += many / float(rate)
     return many / seconds
+
+
+def redis_py(plan: Plan) -> Result:
+    """The Python SDK beside redis-py's Lock, one caller and sixteen: no bar, to be seen."""
+    try:
+        import redis
+    except ImportError:
+        raise MissingError("redis-py (./dev example sets it up)") from None
+    with (
+        _redis() as port,
+        lock_server() as locks,
+        redis.Redis(port=port) as client,
+        VolcanoClient(api_url=locks.url, service_key=locks.service_key) as volcano,
+    ):
+
+        def ours(key: str) -> None:
+            volcano.locks.release(key, volcano.locks.acquire(key, ttl=30))
+
+        def theirs(key: str) -> None:
+            lock = client.lock(key, timeout=30, blocking=False)
+            assert lock.acquire()
+            lock.release()
+
+        found = plan.alternate(
+            {
+                f"{name}, {many} caller{'s'[: many - 1]}": partial(
+                    _called, way, callers=many, seconds=plan.seconds
+                )
+                for many in (1, 16)
+                for name, way in (("Python SDK", ours), ("redis-py", theirs))
+            }
+        )
+    figures = [
+        Figure(f"{name}{what}", [each[number] for each in found[name]], unit)
+        for number, what, unit in ((0, "", "locks/s"), (1, ", its CPU", "µs/lock"))
+        for name in found
+    ]
+    return Result(figures, notes=[f"redis-py {redis.__version__}", _redis_version()])
+
+
+def _called(
+    lock: Callable[[str], None], number: int, *, callers: int, seconds: int
+) -> tuple[float, float]:
+    """Locks a second by as many threads; µs of this process's CPU for each."""
+    until = time.perf_counter() + seconds
+
+    def call(caller: int) -> int:
+        count = 0
+        while time.perf_counter() < until:
+            count += 1
+            lock(f"py-{number}-{caller}-{count}")
+        return count
+
+    busy = time.process_time()
+    with ThreadPoolExecutor(callers) as pool:
+        locks = sum(pool.map(call, range(callers)))
+    return locks / seconds, (time.process_time() - busy) / locks * 1e6

@@ -1,24 +1,25 @@
-"""Results as JSON, as tables in docs/performance.md, and as an exit status."""
+"""Results as JSON, as tables and pictures in docs/performance.md, and as an exit status."""
 
 import json
 import os
 import platform
 import re
+import shutil
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+from measures import plots
+from measures.plots import Row
 from measures.rig import Plan, Result
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
+PICTURES = ROOT / "docs" / "pictures" / "measured"
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 _QUICK_MARGIN = 2.0
 """A quick run on a busy machine proves little: a bar is lost when it is missed by this factor."""
-
-Row = dict[str, Any]
 
 
 def as_json(name: str, about: str, result: Result, plan: Plan, load: tuple[str, str]) -> Row:
@@ -66,17 +67,33 @@ def lines(found: Row) -> list[str]:
 
 
 def write_page(results: list[Row]) -> None:
-    """The tables of the page, between its two marks; what stands around them is written by hand."""
-    text = PAGE.read_text()
-    before, _, rest = text.partition(_BEGIN)
+    """The tables of the page, between its two marks, and its pictures; the rest is by hand."""
+    before, _, rest = PAGE.read_text().partition(_BEGIN)
     _, _, after = rest.partition(_END)
-    bars = [(bar, found) for found in results for bar in found["bars"]]
-    parts = ["", "| what | measured | bar | |", "| --- | --- | --- | --- |"]
-    for bar, _ in bars:
+    shutil.rmtree(PICTURES, ignore_errors=True)
+    PICTURES.mkdir(parents=True)
+    text, pictures = page(results)
+    for name, picture in pictures.items():
+        (PICTURES / name).write_text(picture)
+    PAGE.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{after}")
+
+
+def page(results: list[Row]) -> tuple[str, dict[str, str]]:
+    """What stands between the marks; the pictures that it shows, by the names of their files."""
+    bars = [bar for found in results for bar in found["bars"]]
+    pictures = {"bars.svg": plots.bars(bars, _number)}
+    parts = ["", _shown("bars.svg", "How far each measure is from its bar"), ""]
+    parts += ["| what | measured | bar | |", "| --- | --- | --- | --- |"]
+    for bar in bars:
         word = "met" if is_met(bar, quick=False) else "**missed**"
         parts.append(f"| {bar['label']} | {_spread(bar)} | {_sign(bar)} | {word} |")
     for found in results:
         parts += ["", f"### {found['name']}", "", _sentence(found["about"]), ""]
+        picture = plots.figures(found, _number)
+        if picture is not None:
+            file = f"{found['name']}.svg"
+            pictures[file] = picture
+            parts += [_shown(file, found["about"]), ""]
         if found["figures"]:
             parts += ["| | median (least – most) |", "| --- | --- |"]
             parts += [
@@ -84,7 +101,11 @@ def write_page(results: list[Row]) -> None:
             ]
             parts.append("")
         parts.append(_conditions(found))
-    PAGE.write_text(f"{before}{_BEGIN}\n" + "\n".join(parts) + f"\n\n{_END}{after}")
+    return "\n".join([*parts, ""]), pictures
+
+
+def _shown(file: str, about: str) -> str:
+    return f"![{about}](pictures/{PICTURES.name}/{file})"
 
 
 def _sentence(text: str) -> str:
