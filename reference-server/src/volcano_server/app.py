@@ -13,7 +13,9 @@ from starlette.types import Receive, Scope, Send
 
 from volcano_server.access import Access, AccessError, Changes
 from volcano_server.batch import BatchQueue
-from volcano_server.clock import HostClock
+from volcano_server.clock import HostClock, Movable
+from volcano_server.event_metrics import EventMetrics
+from volcano_server.hub import Hub
 from volcano_server.logs import Log
 from volcano_server.problems import INTERNAL_ERROR
 from volcano_server.routes import (
@@ -44,12 +46,15 @@ def create_app(
     `clock` is the host's, the same that the store was made with: quota windows follow its wall
     clock.  `counts`: where the replicas that share `store` add up what counts against quotas.
     What fails at start-up is raised through the lifespan and kept as `app.state.startup_error`.
+    `app.state.on_stop()` ends the event streams, which otherwise keep a server from stopping.
     """
     settings = settings or Settings()
     log = log or Log(quiet=True)
     queue = BatchQueue(store)
-    service = LockService(access, queue, clock, settings)
+    hub = Hub(queue, store, clock)
+    service = LockService(access, queue, hub, clock, settings)
     metrics = Metrics()
+    metrics.registry.register(EventMetrics(hub))
 
     async def on_fault(request: Request, _: Exception) -> Response:
         log.trouble("internal_error", path=request.url.path, exc_info=True)
@@ -70,9 +75,14 @@ def create_app(
                 lambda: _exchange_counts(service, counts, settings.counts_exchange),
             )
         ]
+        stop_listening = (
+            clock.call_when_moved(hub.agenda.wake) if isinstance(clock, Movable) else lambda: None
+        )
         try:
             yield
         finally:
+            stop_listening()
+            hub.close()
             for chore in chores:
                 chore.cancel()
             await asyncio.gather(*chores, return_exceptions=True)
@@ -89,6 +99,7 @@ def create_app(
         exception_handlers={HTTPException: on_http_exception, Exception: on_fault},
         lifespan=lifespan,
     )
+    app.state.on_stop = hub.close
     app.router.redirect_slashes = False  # a redirect is not JSON, and no client follows one
     return app
 

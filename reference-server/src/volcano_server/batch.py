@@ -18,7 +18,7 @@ before its commit (then its outcome is waited for).
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -101,6 +101,8 @@ class BatchQueue:
         largest_batch: int = LARGEST_BATCH,
         most_waiting: int = MOST_WAITING,
     ) -> None:
+        self.on_written: Callable[[Sequence[Write], Sequence[Answer]], None] | None = None
+        """Told of each batch that is on disk, in their order, after its answers have gone out."""
         self._store = store
         self._patience = patience
         self._overdue = f"Not decided within {patience} s."
@@ -191,13 +193,21 @@ class BatchQueue:
             self._hand_over(self._reading, job)
         if self._writing:
             self._claim = claim = _Claim()
-            job = self._store.apply([request.command for request in self._writing], claim.take)
-            self._hand_over(self._writing, job)
+            commands = [request.command for request in self._writing]
+            job = self._store.apply(commands, claim.take)
+            self._hand_over(self._writing, job, commands)
 
-    def _hand_over(self, requests: Sequence[_Request[C]], job: Awaitable[list[Answer]]) -> None:
-        self._jobs.add(asyncio.get_running_loop().create_task(self._do(requests, job)))
+    def _hand_over(
+        self,
+        requests: Sequence[_Request[C]],
+        job: Awaitable[list[Answer]],
+        writes: Sequence[Write] = (),
+    ) -> None:
+        self._jobs.add(asyncio.get_running_loop().create_task(self._do(requests, job, writes)))
 
-    async def _do(self, requests: Sequence[_Request[C]], job: Awaitable[list[Answer]]) -> None:
+    async def _do(
+        self, requests: Sequence[_Request[C]], job: Awaitable[list[Answer]], writes: Sequence[Write]
+    ) -> None:
         outcome: Sequence[Answer] | Exception
         try:
             outcome = await job
@@ -216,6 +226,9 @@ class BatchQueue:
         else:
             _answer(requests, outcome)
             self._begin_soon()
+        if writes and self.on_written is not None and not isinstance(outcome, Exception):
+            # In a turn of its own: a fault there must not keep the next round from beginning.
+            asyncio.get_running_loop().call_soon(self.on_written, writes, outcome)
 
     def _give_up(self) -> None:
         """Refuse all whose time is over; set the timer for the oldest of the others."""

@@ -8,6 +8,7 @@ never runs backwards and never jumps with the wall clock: docs/semantics.md#the-
 import subprocess
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -63,28 +64,42 @@ def _read_boot_id() -> str:
         return str(uuid.uuid4())
 
 
-class ManualClock:
-    """A host whose time a test moves.  Starts at `wall` microseconds since 1970."""
+class Movable:
+    """A clock that a test moves on; whoever waits for a moment of it is called then."""
 
-    def __init__(self, wall: int = 1_800_000_000_000_000) -> None:
-        self._wall = wall
-        self._elapsed = 0
-        self._boots = 0
-
-    def wall(self) -> int:
-        return self._wall
-
-    def elapsed(self) -> int:
-        return self._elapsed
-
-    def boot_id(self) -> str:
-        return f"boot-{self._boots}"
+    def __init__(self) -> None:
+        self._moved = 0
+        self._waiting: list[Callable[[], None]] = []
 
     def advance(self, seconds: float) -> None:
         """Time passes: both clocks move."""
-        step = round(seconds * 1_000_000)
-        self._wall += step
-        self._elapsed += step
+        self._moved += round(seconds * 1_000_000)
+        for call in list(self._waiting):
+            call()
+
+    def call_when_moved(self, call: Callable[[], None]) -> Callable[[], None]:
+        """`call` from whatever thread moves the clock.  What is returned ends that."""
+        self._waiting.append(call)
+        return lambda: self._waiting.remove(call)
+
+
+class ManualClock(Movable):
+    """A host whose time a test moves.  Starts at `wall` microseconds since 1970."""
+
+    def __init__(self, wall: int = 1_800_000_000_000_000) -> None:
+        super().__init__()
+        self._wall = wall
+        self._booted = 0  # how far the clock had been moved then
+        self._boots = 0
+
+    def wall(self) -> int:
+        return self._wall + self._moved
+
+    def elapsed(self) -> int:
+        return self._moved - self._booted
+
+    def boot_id(self) -> str:
+        return f"boot-{self._boots}"
 
     def step_wall(self, seconds: float) -> None:
         """Somebody sets the wall clock: nothing else moves."""
@@ -92,26 +107,22 @@ class ManualClock:
 
     def reboot(self) -> None:
         """The time since boot starts again, under another boot id; the wall clock goes on."""
-        self._elapsed = 0
+        self._booted = self._moved
         self._boots += 1
 
 
-class MovableClock(SystemClock):
+class MovableClock(Movable, SystemClock):
     """The real host, except that a test may let time pass: for development servers."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._moved = 0
+        Movable.__init__(self)
+        SystemClock.__init__(self)
 
     def wall(self) -> int:
         return super().wall() + self._moved
 
     def elapsed(self) -> int:
         return super().elapsed() + self._moved
-
-    def advance(self, seconds: float) -> None:
-        """Both clocks move."""
-        self._moved += round(seconds * 1_000_000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,22 +98,30 @@ Command = Write | Read
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The answer to an acquire or a renewal.  `expires_in`: µs left when it was decided."""
+    """The answer to an acquire or a renewal.  `expires_in`: µs left when it was decided.
+
+    What does not count in a comparison is for the events of the lease: its caller is not told.
+    """
 
     expires_at: int
     fencing_token: int
     expires_in: int
+    begins: bool = field(default=False, compare=False)  # a new lease
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The key is free at once."""
+    """The key is free at once.  `fencing_token`: of the lease that ended by it `at`, 0 for none."""
+
+    fencing_token: int = field(default=0, compare=False)
+    at: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     expires_at: int
     fencing_token: int
+    expires_in: int = field(default=0, compare=False)  # below 0 in the grace
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +142,7 @@ def decide(slot: Slot, command: Command, now: int, fencing_floor: int) -> tuple[
         case Release():
             return _release(slot, command, now)
         case ForceRelease():
-            return (slot if slot.is_free(now) else _emptied(slot, now)), Released()
+            return (slot, Released()) if slot.is_free(now) else _emptied(slot, now)
         case Read():
             return slot, _read(slot, now)
         case _:
@@ -165,7 +173,7 @@ def _acquire(slot: Slot, command: Acquire, now: int, fencing_floor: int) -> tupl
     lease = slot.lease
     if lease is None or slot.is_free(now):
         fencing_token = fencing.next_token(slot.fencing_token, fencing_floor)
-        return _granted(command, fencing_token, now + LONGEST, now)
+        return _granted(command, fencing_token, now + LONGEST, now, begins=True)
     if lease.token != command.token:
         return slot, LOCK_HELD
     if now >= lease.expires_at:
@@ -181,11 +189,16 @@ def _renew(slot: Slot, command: Renew, now: int) -> tuple[Slot, Answer]:
 
 
 def _granted(
-    command: Acquire | Renew, fencing_token: int, hard_deadline: int, now: int
+    command: Acquire | Renew,
+    fencing_token: int,
+    hard_deadline: int,
+    now: int,
+    *,
+    begins: bool = False,
 ) -> tuple[Slot, Answer]:
     expires_at = min(now + command.ttl_seconds * SECOND, hard_deadline)
     granted = Slot(fencing_token, Lease(command.token, expires_at, hard_deadline), changed_at=now)
-    return granted, Granted(expires_at, fencing_token, expires_in=expires_at - now)
+    return granted, Granted(expires_at, fencing_token, expires_at - now, begins)
 
 
 def _release(slot: Slot, command: Release, now: int) -> tuple[Slot, Answer]:
@@ -194,14 +207,15 @@ def _release(slot: Slot, command: Release, now: int) -> tuple[Slot, Answer]:
         return slot, Released()
     if lease.token != command.token:
         return slot, LOCK_OWNERSHIP_LOST
-    return _emptied(slot, now), Released()
+    return _emptied(slot, now)
 
 
-def _emptied(slot: Slot, now: int) -> Slot:
-    return Slot(slot.fencing_token, lease=None, changed_at=now)
+def _emptied(slot: Slot, now: int) -> tuple[Slot, Answer]:
+    emptied = Slot(slot.fencing_token, lease=None, changed_at=now)
+    return emptied, Released(slot.fencing_token, now)
 
 
 def _read(slot: Slot, now: int) -> Answer:
     if slot.lease is None or slot.is_free(now):
         return Free()
-    return Held(slot.lease.expires_at, slot.fencing_token)
+    return Held(slot.lease.expires_at, slot.fencing_token, slot.lease.expires_at - now)

@@ -10,7 +10,7 @@ status  code                        when
 409     lock_held                   acquire: somebody else's, or lapsed and in the grace
 409     lock_ownership_lost         acquire, renew, release: not yours (any more)
 413     payload_too_large           the body
-429     lock_rate_limited           with Retry-After
+429     lock_rate_limited           over the quota, or too many event streams; with Retry-After
 500     internal_error              a fault of the server itself; the log has the details
 503     lock_service_unavailable    the store cannot answer, with Retry-After
 """
@@ -81,6 +81,16 @@ def rate_limited(limit: int, *, retry_after: int) -> Problem:
         "lock_rate_limited",
         f"This project has used its {limit} requests of this minute; try again in {retry_after} s.",
         retry_after=retry_after,
+    )
+
+
+def too_many_streams(limit: int) -> Problem:
+    """A 429.  `limit`: of one project at one server."""
+    return Problem(
+        429,
+        "lock_rate_limited",
+        f"This project has {limit} event streams open here already; close one or try again in 5 s.",
+        retry_after=5,
     )
 
 

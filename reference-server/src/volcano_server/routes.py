@@ -3,6 +3,7 @@
     POST PATCH DELETE   /locks/{key}/lease      acquire, renew, release
     GET DELETE          /locks/{key}            read, force release
     PATCH               /lock-leases            renew many
+    GET                 /lock-events            events, a stream that stays open
     GET                 /healthz /readyz /metrics /openapi.json
     GET POST            /_test/clock            development servers only
     POST                /_test/reset
@@ -35,7 +36,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from volcano_server import wire
+from volcano_server import event_response, wire
 from volcano_server.lease import Answer, Free, Granted, Held, Released
 from volcano_server.logs import Log
 from volcano_server.problems import (
@@ -45,6 +46,7 @@ from volcano_server.problems import (
     invalid_request,
     method_not_allowed,
 )
+from volcano_server.quota import Spent
 from volcano_server.service import (
     STORE_UNAVAILABLE,
     BodyTooLargeError,
@@ -54,6 +56,7 @@ from volcano_server.service import (
     Operation,
     Outcome,
 )
+from volcano_server.subscription import Subscription
 
 _DRAINED = 256 * 1024
 """Bytes of a too large body that are read and dropped, so that its sender hears the 413."""
@@ -68,9 +71,11 @@ _LEASE_METHODS = {
 }
 _KEY_METHODS = {"GET": Operation.READ, "DELETE": Operation.FORCE_RELEASE}
 _MANY_METHODS = {"PATCH": Operation.RENEW_MANY}
+_EVENTS_METHODS = {"GET": Operation.EVENTS}
+_OTHER_PATHS = {b"/lock-leases": _MANY_METHODS, b"/lock-events": _EVENTS_METHODS}
 
 _Target = tuple[bytes, Mapping[str, Operation]]
-"""The raw path segment of a key, and the operations there by method."""
+"""The raw path segment of a key, or else the query, and the operations there by method."""
 
 
 class LockRoutes:
@@ -87,7 +92,8 @@ class LockRoutes:
             return None
         path = _raw_path(scope)
         if not path.startswith(b"/locks/"):
-            return (b"", _MANY_METHODS) if path == b"/lock-leases" else None
+            methods = _OTHER_PATHS.get(path)
+            return None if methods is None else (scope["query_string"], methods)
         rest = whole = path[7:]
         if scope["query_string"]:
             # These routes take no query: a ? is one that somebody forgot to encode, and makes the
@@ -127,6 +133,8 @@ class LockRoutes:
             None if len(headers) == len(scope["headers"]) else _repeated(scope),
             body.read,
         )
+        if operation is Operation.EVENTS:
+            request.last_event_id = headers.get(b"last-event-id", b"").decode("latin-1") or None
         try:
             outcome = await self._service.answer(request)
         except _ClientGoneError:
@@ -134,11 +142,40 @@ class LockRoutes:
         except Exception:  # noqa: BLE001 - the client gets JSON, the operator the traceback
             self._log.trouble("internal_error", path=_printable(scope), exc_info=True)
             outcome = Outcome(INTERNAL_ERROR)
-        reply = _reply(request, outcome)
+        if isinstance(outcome.answer, Subscription):
+            await self._stream(outcome.answer, request, outcome, started, (scope, receive, send))
+            return
+        reply = _reply(outcome.answer, operation, outcome.spent)
         if body.unread:
             reply[1].append(_CLOSE)
         self._observe(request, outcome, reply[0], perf_counter() - started)
         await _send(send, reply, request.request_id)
+
+    async def _stream(
+        self,
+        subscription: Subscription,
+        request: LockRequest,
+        outcome: Outcome,
+        started: float,
+        asgi: tuple[Scope, Receive, Send],
+    ) -> None:
+        self._observe(request, outcome, 200, perf_counter() - started)
+        headers = [] if outcome.spent is None else _quota_headers(outcome.spent)
+        headers.append((b"x-volcano-request-id", request.request_id or b""))
+        try:
+            await event_response.stream(subscription, headers, *asgi)
+        finally:
+            self._service.close_stream(subscription)
+            if self._service.settings.log_requests:
+                self._log.request(
+                    failed=False,
+                    request_id=_shown_request_id(request),
+                    operation=request.operation.value,
+                    project=subscription.project,
+                    outcome=subscription.ending,
+                    events=subscription.told,
+                    duration_ms=round((perf_counter() - started) * 1000, 3),
+                )
 
     def _observe(self, request: LockRequest, outcome: Outcome, status: int, seconds: float) -> None:
         answer = outcome.answer
@@ -154,7 +191,7 @@ class LockRoutes:
                 request_id=_shown_request_id(request),
                 operation=request.operation.value,
                 project=outcome.caller.project if outcome.caller else None,
-                key=_printable_segment(request.key_segment) or None,
+                **_aim(request),
                 outcome=name,
                 status=status,
                 duration_ms=round(seconds * 1000, 3),
@@ -163,27 +200,41 @@ class LockRoutes:
             )
 
 
+def _aim(request: LockRequest) -> Mapping[str, str | None]:
+    """What it was about, for the log."""
+    aim = _printable_segment(request.key_segment)
+    if request.operation is Operation.EVENTS:
+        return {"filters": aim}
+    return {"key": None if request.operation is Operation.RENEW_MANY else aim or None}
+
+
 _OUTCOMES: Mapping[type, str] = {
     Granted: "granted",
     Released: "released",
     Held: "held",
     Free: "free",
     wire.Together: "answered",
+    Subscription: "opened",
 }
 
 
-def _outcome_name(answer: Answer | wire.Together) -> str:
+def _outcome_name(answer: Answer | wire.Together | Subscription) -> str:
     return answer.code if isinstance(answer, Problem) else _OUTCOMES[type(answer)]
 
 
-def _reply(request: LockRequest, outcome: Outcome) -> wire.Reply:
-    reply = wire.reply(outcome.answer, created=request.operation is Operation.ACQUIRE)
-    spent = outcome.spent
+def _reply(answer: Answer | wire.Together, operation: Operation, spent: Spent | None) -> wire.Reply:
+    reply = wire.reply(answer, created=operation is Operation.ACQUIRE)
     if spent is not None:
-        reply[1].append((b"x-ratelimit-limit", b"%d" % spent.limit))
-        reply[1].append((b"x-ratelimit-remaining", b"%d" % spent.remaining))
-        reply[1].append((b"x-ratelimit-reset", b"%d" % spent.reset_at))
+        reply[1].extend(_quota_headers(spent))
     return reply
+
+
+def _quota_headers(spent: Spent) -> wire.RawHeaders:
+    return [
+        (b"x-ratelimit-limit", b"%d" % spent.limit),
+        (b"x-ratelimit-remaining", b"%d" % spent.remaining),
+        (b"x-ratelimit-reset", b"%d" % spent.reset_at),
+    ]
 
 
 def _repeated(scope: Scope) -> str | None:
@@ -443,7 +494,7 @@ def test_routes(service: LockService) -> list[BaseRoute]:
         except ValidationError:
             sentence = 'body: send {"advance_seconds": x}, x being a number from 0 to 31622400.'
             return problem_response(invalid_request(sentence), request)
-        service.advance_clock(wanted.advance_seconds)
+        await service.advance_clock(wanted.advance_seconds)
         return clock_now()
 
     async def reset(request: Request) -> Response:

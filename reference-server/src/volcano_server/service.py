@@ -1,6 +1,6 @@
 """The operations for one request: credentials, quota, validation, then the batch queue.
 
-    LockRequest --> 401 403 --> 429 --> 400 413 --> the lease rules --> Outcome
+    LockRequest --> 401 403 --> 429 --> 400 413 --> the lease rules, or the hub --> Outcome
 
 Each check costs only what comes before it: docs/semantics.md#order-of-checks.
 """
@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from volcano_server import wire
+from volcano_server import wire, wire_events
 from volcano_server.access import Access, Caller
 from volcano_server.batch import BatchQueue
-from volcano_server.clock import HostClock, ManualClock, MovableClock
+from volcano_server.clock import HostClock, Movable
+from volcano_server.hub import MOST_STREAMS, Hub, TooManyStreamsError
 from volcano_server.lease import (
     Acquire,
     Answer,
@@ -33,10 +34,12 @@ from volcano_server.problems import (
     payload_too_large,
     rate_limited,
     service_unavailable,
+    too_many_streams,
 )
 from volcano_server.quota import Quota, Spent
 from volcano_server.settings import Settings
 from volcano_server.stores.store import SharedCounts, StoreUnavailableError
+from volcano_server.subscription import Subscription
 
 STORE_UNAVAILABLE = service_unavailable("The lock store cannot answer at the moment; try again.")
 BODY_TOO_SLOW = service_unavailable("The body did not arrive in time; try again.")
@@ -51,6 +54,7 @@ class Operation(StrEnum):
     READ = "read"
     FORCE_RELEASE = "force_release"
     RENEW_MANY = "renew_many"
+    EVENTS = "events"
 
 
 class BodyTooLargeError(Exception):
@@ -68,7 +72,7 @@ class LockRequest:
     """What HTTP brought, unchecked.  Header values are None where the header is missing."""
 
     operation: Operation
-    key_segment: bytes  # empty where the keys are in the body
+    key_segment: bytes  # where keys are in the body or the query: the query
     authorization: bytes | None
     lock_token: bytes | None
     request_id: bytes | None
@@ -76,15 +80,16 @@ class LockRequest:
     """The name of one of these headers that came more than once."""
     read_body: Callable[[], Awaitable[bytes]]
     """Raises BodyTooLargeError and BodyTooSlowError."""
+    last_event_id: str | None = None
 
 
 class Outcome(NamedTuple):
     """`caller` is None before the credential was accepted, `spent` where no quota was counted.
 
-    `reason` is for the operator alone.
+    `reason` is for the operator alone.  A Subscription has to be read, or left (`close_stream`).
     """
 
-    answer: Answer | wire.Together
+    answer: Answer | wire.Together | Subscription
     caller: Caller | None = None
     spent: Spent | None = None
     reason: str | None = None
@@ -94,11 +99,12 @@ class LockService:
     """Answers lock requests; the test controls of a development server are here too."""
 
     def __init__(
-        self, access: Access, queue: BatchQueue, clock: HostClock, settings: Settings
+        self, access: Access, queue: BatchQueue, hub: Hub, clock: HostClock, settings: Settings
     ) -> None:
         self.settings = settings
         self._access = access
         self._queue = queue
+        self._hub = hub
         self._clock = clock
         self._quota = Quota()
         self._touched: set[SlotKey] | None = set() if settings.test_controls else None
@@ -117,13 +123,18 @@ class LockService:
 
     async def _decide(self, request: LockRequest, caller: Caller, spent: Spent | None) -> Outcome:
         """The request itself: 400, 413, then the lease rules."""
+        answer: Answer | Subscription
         try:
             if request.operation is Operation.RENEW_MANY:
                 return await self._renew_many(request, caller, spent)
-            command = await _command(request, caller.project)
-            if self._touched is not None:
-                self._touched.add(command.slot_key)
-            return Outcome(await self._queue.submit(command), caller, spent)
+            if request.operation is Operation.EVENTS:
+                answer = await self._open_stream(request, caller.project)
+            else:
+                command = await _command(request, caller.project)
+                if self._touched is not None:
+                    self._touched.add(command.slot_key)
+                answer = await self._queue.submit(command)
+            return Outcome(answer, caller, spent)
         except wire.InvalidRequestError as error:
             return Outcome(invalid_request(str(error)), caller, spent)
         except BodyTooLargeError as error:
@@ -153,6 +164,20 @@ class LockService:
             answers += [refusal] * (len(renewals) - allowed)
         keys = [renewal.slot_key.key for renewal in renewals]
         return Outcome(wire.Together(keys, answers), caller, spent)
+
+    async def _open_stream(self, request: LockRequest, project: str) -> Subscription | Problem:
+        _refuse_repeated(request)
+        wire.parse_request_id(request.request_id)
+        filters = wire_events.parse_filters(request.key_segment)
+        await request.read_body()  # which it does not take, like a read
+        try:
+            return await self._hub.open(project, filters, request.last_event_id)
+        except TooManyStreamsError:
+            return too_many_streams(MOST_STREAMS)
+
+    def close_stream(self, subscription: Subscription) -> None:
+        """Its reader is gone, or has had everything."""
+        self._hub.leave(subscription)
 
     def _spend(self, caller: Caller, operations: int = 1) -> Spent:
         now = self._clock.wall()
@@ -196,10 +221,11 @@ class LockService:
         """The server's wall clock in µs since 1970."""
         return self._clock.wall()
 
-    def advance_clock(self, seconds: float) -> None:
-        """For tests: time passes."""
-        assert isinstance(self._clock, ManualClock | MovableClock)
+    async def advance_clock(self, seconds: float) -> None:
+        """For tests: time passes, and what became due by it is done."""
+        assert isinstance(self._clock, Movable)
         self._clock.advance(seconds)
+        await self._hub.catch_up()
 
     async def reset(self) -> None:
         """For tests: free every key that was touched since the start, and forget the quotas."""

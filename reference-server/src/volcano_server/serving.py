@@ -200,6 +200,11 @@ class _AtOnce:
 
     async def __call__(self, scope: Scope, receive: Receive, _: Send) -> None:
         await self._app(scope, receive, self._send)
+        cycle = self._cycle
+        if cycle.response_started and not (cycle.response_complete or cycle.disconnected):
+            # It broke off: whoever has not read what is in the buffer will not be waited for.
+            cycle.disconnected = True
+            cycle.transport.abort()
 
     async def _send(self, message: Message) -> None:
         start, self._start = self._start, None
@@ -263,11 +268,18 @@ class JsonServer(uvicorn.Server):
             )
         )
         self._on_ready = on_ready
+        self._state = getattr(app, "state", None)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and self._on_ready is not None:
             self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        stop = getattr(self._state, "on_stop", None)
+        if stop is not None:
+            stop()  # what would go on for ever ends now
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """A first SIGTERM or SIGINT lets accepted requests finish, a second one does not."""

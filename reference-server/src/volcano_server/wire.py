@@ -87,13 +87,13 @@ class Together(NamedTuple):
 # ---------------------------------------------------------------- in
 
 
-def parse_key(segment: bytes) -> str:
+def parse_key(segment: bytes, name: str = "key", sent_as: str = "path segment") -> str:
     """The key in one raw path segment: percent-decoded once, then checked."""
     # A valid key needs no encoding, so most segments are keys as they come.
     raw = segment if _KEY.fullmatch(segment) else unquote_to_bytes(segment)
     if _KEY.fullmatch(raw) is None:
         raise InvalidRequestError(
-            f"key: got {_shown(raw)}; {_KEY_GRAMMAR}, sent as one percent-encoded path segment."
+            f"{name}: got {shown(raw)}; {_KEY_GRAMMAR}, sent as one percent-encoded {sent_as}."
         )
     return raw.decode("ascii")
 
@@ -145,7 +145,7 @@ def _body_sentence(error: ValidationError, body: bytes) -> str:
     first = _first_error(error)
     kind, where, came = first["type"], first["loc"], first["input"]
     if kind == "extra_forbidden":
-        return f"body: got the unknown member {_shown(str(where[0]))}; send only ttl_seconds."
+        return f"body: got the unknown member {shown(str(where[0]))}; send only ttl_seconds."
     if kind == "missing":
         return f"ttl_seconds: the member is missing; send {_WANTED_TTL}."
     if not where:
@@ -189,7 +189,7 @@ def _renewals_sentence(error: ValidationError, body: bytes) -> str:
     if not where:
         return f"body: got {_no_object(body)}; {_WANTED_LEASES}."
     if where[0] != "leases":
-        return f"body: got the unknown member {_shown(str(where[0]))}; {_WANTED_LEASES}."
+        return f"body: got the unknown member {shown(str(where[0]))}; {_WANTED_LEASES}."
     if len(where) == 1:
         what = _WRONG_LEASES.get(kind, "what came is not a JSON array")
         return f"leases: {what}; {_WANTED_LEASES}."
@@ -197,7 +197,7 @@ def _renewals_sentence(error: ValidationError, body: bytes) -> str:
         return f"leases[{where[1]}]: what came is not a JSON object; {_WANTED_LEASES}."
     position, name = where[1:3]
     if kind == "extra_forbidden":
-        member = _shown(str(name))
+        member = shown(str(name))
         return f"leases[{position}]: got the unknown member {member}; {_WANTED_LEASES}."
     came = first["input"]
     if kind == "missing":
@@ -228,7 +228,7 @@ def _no_object(body: bytes) -> str:
     return f"{len(body)} bytes that are not a JSON object" if body else "an empty body"
 
 
-def _shown(value: bytes | str) -> str:
+def shown(value: bytes | str) -> str:
     """A wrong value in quotes and printable ASCII, shortened."""
     text = value.decode("ascii", "backslashreplace") if isinstance(value, bytes) else value
     return _shortened(json.dumps(text))

@@ -1,5 +1,6 @@
 """A store that forgets: for tests, for `--ephemeral`, and as the plainest reading of the seam."""
 
+import heapq
 from collections.abc import Callable, Sequence
 
 from volcano_server import fencing
@@ -8,6 +9,7 @@ from volcano_server.lease import (
     DAY,
     NEVER_HELD,
     Answer,
+    Held,
     Read,
     Slot,
     SlotKey,
@@ -15,7 +17,7 @@ from volcano_server.lease import (
     decide,
     decide_all,
 )
-from volcano_server.stores.store import StoreUnavailableError
+from volcano_server.stores.store import HeldKeys, StoreUnavailableError
 
 
 class MemoryStore:
@@ -56,6 +58,25 @@ class MemoryStore:
             decide(self._slots.get(command.slot_key, NEVER_HELD), command, now, 0)[1]
             for command in commands
         ]
+
+    async def held(self, project: str, prefix: str, after: str, limit: int) -> HeldKeys:
+        wanted = (
+            slot_key
+            for slot_key in self._slots
+            if slot_key.project == project
+            and slot_key.key.startswith(prefix)
+            and slot_key.key > after
+        )
+        keys = heapq.nsmallest(limit, wanted)
+        answers = await self.read([Read(slot_key) for slot_key in keys])
+        return HeldKeys(
+            [
+                (slot_key.key, answer)
+                for slot_key, answer in zip(keys, answers, strict=True)
+                if isinstance(answer, Held)
+            ],
+            keys[-1].key if len(keys) == limit else None,
+        )
 
     async def sweep(self, limit: int) -> int:
         if not self._to_sweep:

@@ -39,6 +39,7 @@ from volcano_server.lease import (
     GRACE,
     SECOND,
     Answer,
+    Held,
     Lease,
     Read,
     Slot,
@@ -46,7 +47,7 @@ from volcano_server.lease import (
     Write,
     decide_all,
 )
-from volcano_server.stores.store import StoreUnavailableError
+from volcano_server.stores.store import HeldKeys, StoreUnavailableError
 
 T = TypeVar("T")
 Connection = psycopg.AsyncConnection[Any]
@@ -114,6 +115,10 @@ ON CONFLICT (project, key) DO UPDATE SET
     token = excluded.token, expires_at = excluded.expires_at, hard_deadline = excluded.hard_deadline
 """
 )
+_LOAD_BEGINNING_SO = b"""
+SELECT project, key, fencing_token, changed_at, token, expires_at, hard_deadline FROM volcano.slots
+WHERE project = $1 AND key > $2 AND key >= $3 AND key < $4 ORDER BY key LIMIT $5
+"""
 _LOOK_AT = b"""
 SELECT project, key, CASE WHEN token IS NULL THEN changed_at ELSE expires_at + $4 END
 FROM volcano.slots WHERE (project, key) > ($1, $2) ORDER BY project, key LIMIT $3
@@ -182,6 +187,11 @@ class PostgresqlStore:
     async def read(self, commands: Sequence[Read]) -> list[Answer]:
         return await self._reading.run(lambda link: self._read(link, commands))
 
+    async def held(self, project: str, prefix: str, after: str, limit: int) -> HeldKeys:
+        return await self._sweeping.run(
+            lambda link: self._held(link, project, prefix, after, limit)
+        )
+
     async def sweep(self, limit: int) -> int:
         return await self._sweeping.run(lambda link: self._sweep(link, limit))
 
@@ -224,6 +234,29 @@ class PostgresqlStore:
             await _execute(link, _COMMIT)
         now, _ = await self._clock(clock)
         return decide_all(_slots(await rows.fetchall()), commands, now, 0)[0]
+
+    async def _held(
+        self, link: Connection, project: str, prefix: str, after: str, limit: int
+    ) -> HeldKeys:
+        wanted = (project, after, prefix, prefix + "\x7f")  # behind all that keys are made of
+        async with link.pipeline():
+            await _execute(link, _BEGIN_READ_ONLY)
+            await _execute(link, _SET)
+            rows = await _execute(link, _LOAD_BEGINNING_SO, *wanted, limit)
+            clock = await self._ask_clock(link)
+            await _execute(link, _COMMIT)
+        now, _ = await self._clock(clock)
+        slots = _slots(await rows.fetchall())
+        keys = list(slots)
+        answers, _ = decide_all(slots, [Read(each) for each in keys], now, 0)
+        return HeldKeys(
+            [
+                (each.key, answer)
+                for each, answer in zip(keys, answers, strict=True)
+                if isinstance(answer, Held)
+            ],
+            keys[-1].key if len(keys) == limit else None,
+        )
 
     async def _sweep(self, link: Connection, limit: int) -> int:
         after = self._swept_to

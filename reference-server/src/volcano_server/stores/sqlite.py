@@ -28,6 +28,7 @@ from volcano_server.lease import (
     GRACE,
     NEVER_HELD,
     Answer,
+    Held,
     Lease,
     Read,
     Slot,
@@ -37,6 +38,7 @@ from volcano_server.lease import (
     decide_all,
 )
 from volcano_server.stores.store import (
+    HeldKeys,
     NewerSchemaError,
     NotAStoreError,
     StoreBrokenError,
@@ -76,6 +78,10 @@ WHERE token IS NOT NULL AND expires_at + :grace > :latest_now
 _LOOK_AT = """
 SELECT project, key, CASE WHEN token IS NULL THEN changed_at ELSE expires_at + ? END AS free_at
 FROM slots WHERE (project, key) > (?, ?) ORDER BY project, key LIMIT ?
+"""
+_HELD = """
+SELECT key, fencing_token, expires_at, token IS NOT NULL AND expires_at + ? > ?
+FROM slots WHERE project = ? AND key > ? AND key >= ? AND key < ? ORDER BY key LIMIT ?
 """
 _SWEEP = """
 DELETE FROM slots
@@ -121,6 +127,9 @@ class SqliteStore:
 
     async def read(self, commands: Sequence[Read]) -> list[Answer]:
         return await self._run(lambda: self._read(commands))
+
+    async def held(self, project: str, prefix: str, after: str, limit: int) -> HeldKeys:
+        return await self._run(lambda: self._held(project, prefix, after, limit))
 
     async def sweep(self, limit: int) -> int:
         return await self._run(lambda: self._sweep(limit))
@@ -199,6 +208,20 @@ class SqliteStore:
             decide(slots.get(command.slot_key, NEVER_HELD), command, now, 0)[1]
             for command in commands
         ]
+
+    def _held(self, project: str, prefix: str, after: str, limit: int) -> HeldKeys:
+        now = self._clock.now()
+        wanted = (project, after, prefix, prefix + "\x7f")  # behind all that keys are made of
+        with _unavailable_on_error():
+            rows = self._settled().execute(_HELD, (GRACE, now, *wanted, limit)).fetchall()
+        return HeldKeys(
+            [
+                (key, Held(expires_at, fencing_token, expires_at - now))
+                for key, fencing_token, expires_at, is_held in rows
+                if is_held
+            ],
+            rows[-1][0] if len(rows) == limit else None,
+        )
 
     def _load(self, keys: Iterable[SlotKey]) -> dict[SlotKey, Slot]:
         wanted = json.dumps(list(keys))

@@ -16,9 +16,9 @@ one `read` under way; a `read` handed over before an `apply` is answered before 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
-from volcano_server.lease import Answer, Read, Write
+from volcano_server.lease import Answer, Held, Read, Write
 
 
 class StoreUnavailableError(Exception):
@@ -55,6 +55,13 @@ class StoreUnreachableError(StoreOpenError):
     exit_status = 69  # EX_UNAVAILABLE
 
 
+class HeldKeys(NamedTuple):
+    """What a look through some slots found.  `looked_to`: where to go on, None at the end."""
+
+    held: Sequence[tuple[str, Held]]
+    looked_to: str | None
+
+
 class Store(Protocol):
     async def open(self) -> None:
         """Make the store ready, once.  Raises StoreOpenError, for the operator to read."""
@@ -74,6 +81,13 @@ class Store(Protocol):
 
     async def read(self, commands: Sequence[Read]) -> list[Answer]:
         """Answer from committed state.  Raises StoreUnavailableError."""
+
+    async def held(self, project: str, prefix: str, after: str, limit: int) -> HeldKeys:
+        """Which keys are not free among the next `limit` of a project that begin with `prefix`.
+
+        In the order of the keys, from behind `after`, from committed state.  May be called while an
+        `apply` or a `read` is under way.  Raises StoreUnavailableError.
+        """
 
     async def sweep(self, limit: int) -> int:
         """Look at the next `limit` slots and delete those free for a day; how many were deleted.

@@ -1,0 +1,233 @@
+"""Tells those who listen what becomes of locks.
+
+    batch queue --told--> Following (what is known of the followed keys) --events--,
+    agenda --lapses------>                                                         |
+    other servers --hear->                                                         v
+    streams <--blocks-- Subscription <--fan out-- Room (one a project: filters, recent events)
+
+Fed after each commit, in commit order.  While nobody listens the queue does not even call: then the
+hub costs nothing.  Only the keys that a filter asks for are followed.
+
+Servers that share a store each have a hub, which is told only what its own server has done.  What
+the others did comes in through `hear`, event by event in commit order for each key, or through
+`see`, as what a look at a followed key found; `follows` says which keys are of interest.  Either
+may come twice, late or not at all: events.py publishes each beginning and end once, in order.
+The rule in words: docs/semantics.md#events.
+"""
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+
+from volcano_server.agenda import Agenda
+from volcano_server.batch import BatchQueue
+from volcano_server.clock import HostClock
+from volcano_server.events import Event
+from volcano_server.following import Following
+from volcano_server.lease import SECOND, Answer, Held, Read, SlotKey, Write
+from volcano_server.problems import Problem
+from volcano_server.room import Filter, Room
+from volcano_server.stores.store import Store, StoreUnavailableError
+from volcano_server.subscription import Ending, Subscription
+from volcano_server.wire_events import Filters, reset_block
+
+MOST_STREAMS = 1_000
+"""Of one project."""
+COMMENTS = 15 * SECOND
+LINGERS = 60 * SECOND
+"""How long a filter is followed after its last subscription."""
+CHUNK = 1_000
+"""Slots that a look through a prefix takes at a time."""
+
+
+class TooManyStreamsError(Exception):
+    pass
+
+
+class Hub:
+    """Used from one event loop."""
+
+    def __init__(self, queue: BatchQueue, store: Store, clock: HostClock) -> None:
+        self.agenda = Agenda(clock)
+        self.published: Counter[str] = Counter()  # {"acquired": 17, "lapsed": 1}
+        self.sent = 0
+        """Events, counted once for each stream that they went to."""
+        self.ended: Counter[Ending] = Counter()
+        self._queue = queue
+        self._store = store
+        self._following = Following(self.agenda, queue, self._publish)
+        self._rooms: dict[str, Room] = {}
+        self._filters: dict[Subscription, list[Filter]] = {}  # of all that are open
+        self._server = secrets.token_hex(4)  # part of each id: another server's is none of ours
+        self._number = 0  # of the latest event
+        self._closed = False
+
+    def __len__(self) -> int:
+        """How many streams are open."""
+        return len(self._filters)
+
+    async def open(self, project: str, filters: Filters, last_event_id: str | None) -> Subscription:
+        """A subscription to what happens from now on, or from behind `last_event_id`.
+
+        `leave` has to follow.  Raises TooManyStreamsError, StoreUnavailableError.
+        """
+        if self._closed:
+            raise StoreUnavailableError("The server is stopping.")
+        room = self._rooms.setdefault(project, Room())
+        if len(room.subscriptions) >= MOST_STREAMS:
+            raise TooManyStreamsError
+        self._queue.on_written = self.told
+        subscription = Subscription(project, filters)
+        found = room.filters_of(subscription, self._number)
+        if last_event_id is not None:
+            self._resume(subscription, last_event_id, room, found)
+        room.join(subscription, found)
+        self._filters[subscription] = found
+        self.agenda.note(self.agenda.now() + COMMENTS, self._comment, subscription)
+        try:
+            await self._look(project, [each for each in found if not each.looked])
+        except BaseException:
+            self.leave(subscription)
+            raise
+        return subscription
+
+    def leave(self, subscription: Subscription) -> None:
+        """Nobody reads it any more."""
+        subscription.end(Ending.READER_GONE)
+        found = self._filters.pop(subscription, None)
+        if found is None:
+            return
+        self.ended[subscription.ending or Ending.READER_GONE] += 1
+        self._rooms[subscription.project].leave(subscription, found)
+        now = self.agenda.now()
+        for each in found:
+            if not (each.subscriptions or self._closed):
+                each.idle_since = now
+                self.agenda.note(now + LINGERS, self._drop_if_idle, (subscription.project, each))
+
+    async def catch_up(self) -> None:
+        """Tell at once what is due by now: for tests that have moved the clock."""
+        self.agenda.run()
+        await self._following.settled()
+
+    def close(self) -> None:
+        """End all streams; there will be no others."""
+        self._closed = True
+        for subscription in list(self._filters):
+            subscription.end(Ending.STOPPING)
+        self._queue.on_written = None
+        self._following.clear()
+        self.agenda.clear()
+
+    # What happened.
+
+    def told(self, commands: Sequence[Write], answers: Sequence[Answer]) -> None:
+        """A batch of this server's that is on disk."""
+        rooms, following = self._rooms, self._following
+        for command, answer in zip(commands, answers, strict=True):
+            project, key = command.slot_key
+            room = rooms.get(project)
+            if room is not None and not isinstance(answer, Problem) and room.follows(key):
+                following.told(command, answer)
+
+    def hear(self, event: Event) -> None:
+        """What another server has told, of a key that may be followed here."""
+        if self.follows(event.slot_key):
+            self._following.hear(event)
+
+    def see(self, slot_key: SlotKey, held: Held | None, at: int) -> None:
+        """What a look at a key found: the lease that is not over, if any, `at` the store's time."""
+        if self.follows(slot_key):
+            self._following.see(slot_key, held, at)
+
+    def follows(self, slot_key: SlotKey) -> bool:
+        room = self._rooms.get(slot_key.project)
+        return room is not None and room.follows(slot_key.key)
+
+    def _publish(self, event: Event) -> None:
+        self._number += 1
+        self.published[event.kind] += 1
+        room = self._rooms[event.slot_key.project]
+        event_id = self._id(self._number)
+        self.sent += room.publish(event, self._number, event_id, reset_block(event_id))
+
+    # Going on after an interruption.
+
+    def _id(self, number: int) -> str:
+        return f"{self._server}-{number}"
+
+    def _resume(
+        self, subscription: Subscription, event_id: str, room: Room, filters: list[Filter]
+    ) -> None:
+        now = self._number
+        reset = reset_block(self._id(now))
+        after = self._number_of(event_id)
+        missed = None if after is None else room.missed(after, filters)
+        for block in [reset] if missed is None else missed:
+            subscription.tell(block, reset)
+
+    def _number_of(self, event_id: str) -> int | None:
+        """The number in an id that this server gave out."""
+        server, _, number = event_id.partition("-")
+        if server == self._server and number.isdecimal() and number.isascii():
+            with suppress(ValueError):  # thousands of digits
+                return int(number) if int(number) <= self._number else None
+        return None
+
+    # What is held when a filter is new.
+
+    async def _look(self, project: str, filters: Sequence[Filter]) -> None:
+        """Raises StoreUnavailableError."""
+        await asyncio.gather(
+            *(self._look_at(project, each) for each in filters if not each.is_prefix)
+        )
+        for each in filters:
+            if each.is_prefix:
+                await self._look_through(project, each)
+
+    async def _look_at(self, project: str, new: Filter) -> None:
+        slot_key = SlotKey(project, new.text)
+        held = await self._queue.submit(Read(slot_key))
+        if isinstance(held, Held):
+            self._following.learn(slot_key, held)
+        new.looked = True
+
+    async def _look_through(self, project: str, new: Filter) -> None:
+        after: str | None = ""
+        while after is not None:
+            chunk = await self._store.held(project, new.text, after, CHUNK)
+            for key, held in chunk.held:
+                self._following.learn(SlotKey(project, key), held)
+            after = chunk.looked_to
+        new.looked = True
+
+    # What is due.
+
+    def _comment(self, subscription: Subscription) -> None:
+        if subscription.ending is None:
+            subscription.comment()
+            self.agenda.note(self.agenda.now() + COMMENTS, self._comment, subscription)
+
+    def _drop_if_idle(self, linger: tuple[str, Filter]) -> None:
+        project, dropped = linger
+        room = self._rooms.get(project)
+        if room is None or dropped.subscriptions or not room.has(dropped):
+            return
+        if self.agenda.now() < dropped.idle_since + LINGERS:
+            return  # it was asked for again meanwhile; another entry follows
+        room.drop(dropped)
+        self._following.forget(
+            slot_key
+            for slot_key in (
+                self._following.keys() if dropped.is_prefix else [SlotKey(project, dropped.text)]
+            )
+            if slot_key.project == project
+            and dropped.matches(slot_key.key)
+            and not room.follows(slot_key.key)
+        )
+        if not room:
+            del self._rooms[project]
+        if not self._rooms:
+            self._queue.on_written = None
