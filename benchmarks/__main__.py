@@ -1,16 +1,18 @@
 """Measure, keep the results, and write the tables and pictures of docs/performance.md.
 
     ./dev bench [NAME…] [--quick]
-    ./dev bench check [NAME…] [--quick]    exits 1 when a bar is missed (quick: by a factor of 2)
+    ./dev bench check [NAME…] [--quick]    exits 3 when a bar is missed (quick: by a factor of 3)
     ./dev bench page                       measures nothing; writes the page from what was kept
 
-Peers that are not on the machine are named as skipped.  The disk is that of TMPDIR, else /tmp.
+Exits 1 when a measure itself fails.  Peers that are not on the machine are named as skipped.
+The disk is that of TMPDIR, else /tmp.
 """
 
 import argparse
 import subprocess
 import sys
 from collections.abc import Callable
+from enum import Enum, auto
 from pathlib import Path
 
 from measures import peers, report, server
@@ -53,32 +55,43 @@ def main() -> int:
     if command == "page":
         report.write_page(report.saved(MEASURES))
         return 0
-    is_good = measure(names or list(MEASURES), Plan(quick=options.quick))
-    return 0 if is_good or command != "check" else 1
+    outcomes = measure(names or list(MEASURES), Plan(quick=options.quick))
+    if Outcome.BROKEN in outcomes:
+        return 1
+    return 3 if Outcome.MISSED in outcomes and command == "check" else 0
 
 
-def measure(names: list[str], plan: Plan) -> bool:
-    """Whether each bar is met; what was skipped does not count."""
-    is_good = True
+class Outcome(Enum):
+    MET = auto()
+    MISSED = auto()
+    SKIPPED = auto()
+    BROKEN = auto()
+
+
+def measure(names: list[str], plan: Plan) -> set[Outcome]:
+    """Measure, print, and unless it was quick keep the results and write the page."""
+    outcomes = set()
     for name in names:
         before = _load_average()
         try:
             result = MEASURES[name](plan)
         except MissingError as missing:
-            print(f"{name}: skipped, because there is no {missing}\n")
+            print(f"{name}: skipped, because there is no {missing}\n", flush=True)
+            outcomes.add(Outcome.SKIPPED)
             continue
-        except (RuntimeError, subprocess.SubprocessError, TimeoutError) as failure:
-            print(f"{name}: FAILED: {failure}\n", flush=True)
-            is_good = False
+        except (AssertionError, OSError, RuntimeError, subprocess.SubprocessError) as failure:
+            print(f"{name}: FAILED: {failure!r}\n", flush=True)
+            outcomes.add(Outcome.BROKEN)
             continue
         found = report.as_json(name, _about(name), result, plan, (before, _load_average()))
         print("\n".join(report.lines(found)), f"\n  load average {before} before\n", flush=True)
-        is_good = is_good and all(report.is_met(bar, quick=plan.quick) for bar in found["bars"])
+        is_met = all(report.is_met(bar, quick=plan.quick) for bar in found["bars"])
+        outcomes.add(Outcome.MET if is_met else Outcome.MISSED)
         if not plan.quick:
             report.save(found)
     if not plan.quick:
         report.write_page(report.saved(MEASURES))
-    return is_good
+    return outcomes
 
 
 def _about(name: str) -> str:

@@ -1,7 +1,7 @@
--- Renewals of KEYS leases in turn, BATCH in a request, which a run of renew.lua of this number has acquired.
--- Arguments: the service key, the number of the run.
+-- Renewals of leases in turn, BATCH in a request, which a run of renew.lua of this number has acquired.
+-- Arguments: the service key, the number of the run, how many leases.
 local common = require("common")
-local KEYS, BATCH = 2000, 100
+local BATCH = 100
 local threads = {}
 
 function setup(thread)
@@ -12,7 +12,7 @@ end
 function init(arguments)
   service_key, run = arguments[1], tonumber(arguments[2])
   sent, refused, bodies = -1, 0, {}
-  for first = 0, KEYS - 1, BATCH do
+  for first = 0, tonumber(arguments[3]) - 1, BATCH do
     local leases = {}
     for n = first, first + BATCH - 1 do
       leases[#leases + 1] = string.format(

@@ -34,7 +34,6 @@ from measures.rig import (
     wait_for,
     wrk,
 )
-from volcano_sdk import VolcanoClient
 
 ROOT = Path(__file__).parent.parent.parent
 BOTH = "acquire_release"
@@ -146,12 +145,12 @@ def _postgresql() -> Iterator[tuple[str, str]]:
         yield str(binaries / "pgbench"), cluster.url()
 
 
-def _pgbench(pgbench: str, url: str, *, seconds: int) -> float:
+def _pgbench(pgbench: str, url: str, *, seconds: float) -> float:
     """Locks acquired and released a second."""
     with directory() as place:
         script = place / "lock.sql"
         script.write_text(_SCRIPT)
-        options = (f"--client={CONNECTIONS}", f"--time={seconds}", "--no-vacuum")
+        options = (f"--client={CONNECTIONS}", f"--time={max(1, round(seconds))}", "--no-vacuum")
         said = run(
             pgbench, *options, "--protocol=prepared", "--jobs=1", f"--file={script}", url,
             timeout=seconds + 60,
@@ -203,7 +202,7 @@ _RELEASE = (
 
 def _redis_benchmark(port: int, plan: Plan) -> float:
     """Locks a second: the acquires of random keys and then their releases, one after the other."""
-    many = 20_000 * plan.seconds
+    many = round(20_000 * plan.seconds)
     tool = program("redis-benchmark", "redis-tools")
     base = (tool, "-p", str(port), "-c", str(CONNECTIONS), "-n", str(many), "-r", "1000000000")
     seconds = 0.0
@@ -223,6 +222,8 @@ def redis_py(plan: Plan) -> Result:
         import redis
     except ImportError:
         raise MissingError("redis-py (./dev example sets it up)") from None
+    from volcano_sdk import VolcanoClient
+
     with (
         _redis() as port,
         lock_server() as locks,
@@ -256,7 +257,7 @@ def redis_py(plan: Plan) -> Result:
 
 
 def _called(
-    lock: Callable[[str], None], number: int, *, callers: int, seconds: int
+    lock: Callable[[str], None], number: int, *, callers: int, seconds: float
 ) -> tuple[float, float]:
     """Locks a second by as many threads; µs of this process's CPU for each."""
     until = time.perf_counter() + seconds

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -76,17 +77,17 @@ class Result:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how often."""
+    """How long and how often.  Quick is enough to see that a measure works, and gross faults."""
 
     quick: bool = False
 
     @property
     def rounds(self) -> int:
-        return 3 if self.quick else 5
+        return 1 if self.quick else 5
 
     @property
-    def seconds(self) -> int:
-        return 1 if self.quick else 3
+    def seconds(self) -> float:
+        return 0.3 if self.quick else 3
 
     def alternate(self, runs: Mapping[str, Callable[[int], Any]]) -> dict[str, list[Any]]:
         """Each run in turn, again and again, after one that only warms up."""
@@ -162,15 +163,23 @@ def lock_server(store: Path | None = None) -> Iterator[Process]:
     """`volcano-server serve` on a durable SQLite file, without quota."""
     with contextlib.ExitStack() as stack:
         path = store or stack.enter_context(directory()) / "locks.db"
-        url = f"sqlite:///{path}"
-        if not path.with_name(f"{path.stem}.access{path.suffix}").exists():
-            run(*SERVER, "projects", "create", "bench", "--quota", "0", "--store", url)
-        service_key = run(*SERVER, "keys", "create", "--project", "bench", "--store", url).strip()
+        access, service_key = _access()
+        path.with_name(f"{path.stem}.access{path.suffix}").write_bytes(access)
         log = stack.enter_context(tempfile.NamedTemporaryFile("w"))
-        command = (*SERVER, "serve", "--port", "0", "--store", url)
+        command = (*SERVER, "serve", "--port", "0", "--store", f"sqlite:///{path}")
         started = stack.enter_context(process(*command, stderr=log))
         line = wait_for(lambda: Path(log.name).read_text().partition("\n")[0])
         yield Process(json.loads(line)["url"], started.pid, service_key)
+
+
+@cache
+def _access() -> tuple[bytes, str]:
+    """What is beside the locks' file for project `bench`, and the project's service key."""
+    with directory() as place:
+        url = f"sqlite:///{place / 'locks.db'}"
+        run(*SERVER, "projects", "create", "bench", "--quota", "0", "--store", url)
+        service_key = run(*SERVER, "keys", "create", "--project", "bench", "--store", url)
+        return (place / "locks.access.db").read_bytes(), service_key.strip()
 
 
 @contextlib.contextmanager
@@ -227,15 +236,25 @@ class Load:
 
 
 def wrk(
-    server: Process, script: str, *arguments: str, connections: int = 64, seconds: int = 3
+    server: Process, script: str, *arguments: str, connections: int = 64, seconds: float = 3
 ) -> Load:
     """`script` is in load/.  An answer that is no success fails the run."""
-    command = [program("wrk"), "-t1", f"-c{connections}", f"-d{seconds}s", "-s", f"{script}.lua"]
+    command = [program("wrk"), "-t1", f"-c{connections}", "-d1h", "-s", f"{script}.lua"]
+    command += [server.url, "--", server.service_key, *arguments]
     before = server.cpu()
-    output = run(
-        *command, server.url, "--", server.service_key, *arguments, timeout=seconds + 60, cwd=LOAD
-    )
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=LOAD
+    ) as started:
+        time.sleep(seconds)
+        started.send_signal(signal.SIGINT)  # its own option takes whole seconds
+        try:
+            output, trouble = started.communicate(timeout=60)
+        except BaseException:
+            started.kill()
+            raise
     cpu = server.cpu() - before
+    if started.returncode:
+        raise RuntimeError(f"wrk ended with {started.returncode}: {trouble}")
     found = json.loads(output.splitlines()[-1])
     if found["refused"] > found["requests"] * found["may_refuse"] or found["broken"]:
         raise RuntimeError(f"{script}: {found}")

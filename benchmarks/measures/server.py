@@ -82,7 +82,7 @@ def renewals(plan: Plan) -> Result:
     with lock_server() as locks:
         found = plan.alternate(
             {
-                "renew": lambda n: wrk(locks, "renew", str(1000 + n), seconds=plan.seconds),
+                "renew": lambda n: wrk(locks, "renew", str(1000 + n), "2000", seconds=plan.seconds),
                 "both": lambda n: wrk(locks, BOTH, str(n), seconds=plan.seconds),
             }
         )
@@ -99,18 +99,17 @@ def renewals(plan: Plan) -> Result:
 
 def renew_many(plan: Plan) -> Result:
     """CPU of a renewal, a hundred in a request, beside a request each; 16 connections."""
+    run = ("1", "200" if plan.quick else "2000")
     with lock_server() as locks:
 
-        def cpu(script: str, *more: str, leases: int = 1) -> Callable[[int], float]:
-            return lambda _: (
-                wrk(locks, script, "1", *more, connections=16, seconds=plan.seconds).cpu / leases
-            )
+        def cpu(script: str, *more: str) -> float:
+            return wrk(locks, script, *run, *more, connections=16, seconds=plan.seconds).cpu
 
-        cpu("renew")(0)  # acquires what the others renew
+        cpu("renew")  # acquires what the others renew
         found = plan.alternate(
             {
-                "single": cpu("renew", "held"),
-                "many": cpu("renew_many", leases=100),
+                "single": lambda _: cpu("renew", "held"),
+                "many": lambda _: cpu("renew_many") / 100,
             }
         )
     ratio = Figure("a hundred in a request / single", ratios(found["many"], found["single"]))
@@ -175,7 +174,7 @@ def _durable_table() -> Iterator[sqlite3.Connection]:
         table.execute("CREATE TABLE slot (key TEXT PRIMARY KEY, token TEXT, at INTEGER)")
         # Until its log is written over, as a server's is: to make a file longer costs more.
         table.execute("PRAGMA synchronous = OFF")
-        _commit_p50(table, seconds=1)
+        _commit_p50(table, seconds=0.3)
         table.execute("PRAGMA synchronous = FULL")
         yield table
 
@@ -198,7 +197,7 @@ def flushes(plan: Plan) -> Result:
     """How many acknowledged operations share one flush to the disk; counted by the kernel."""
     per_flush: dict[int, list[float]] = {64: [], 1: []}
     with lock_server() as locks:
-        wrk(locks, BOTH, "99", seconds=1)
+        wrk(locks, BOTH, "99", seconds=plan.seconds)
         for number in range(plan.rounds):
             for many, found in per_flush.items():
                 with counted_flushes(locks) as counts:
@@ -282,16 +281,16 @@ def _fill(path: Path, many: int) -> None:
 def reads(plan: Plan) -> Result:
     """The same slow stream of reads beside an idle server and beside saturating writers."""
     p99: dict[str, list[float]] = {"idle": [], "busy": []}
-    seconds = max(2, plan.seconds)
+    seconds = plan.seconds
     with lock_server() as locks:
-        wrk(locks, BOTH, "99", seconds=1)
+        wrk(locks, BOTH, "99", seconds=plan.seconds)
         for number in range(plan.rounds):
             p99["idle"].append(_read_p99(locks, seconds))
             writers = threading.Thread(
-                target=wrk, args=(locks, BOTH, str(number)), kwargs={"seconds": seconds + 2}
+                target=wrk, args=(locks, BOTH, str(number)), kwargs={"seconds": seconds + 1}
             )
             writers.start()
-            time.sleep(1)
+            time.sleep(0.5)
             p99["busy"].append(_read_p99(locks, seconds))
             writers.join()
     return Result(
