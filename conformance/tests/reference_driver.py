@@ -3,7 +3,8 @@
 
 It shows the author of a further language what a driver is (protocol.md), and the broken drivers
 beside it are this one with a single flaw.  Top to bottom: the clock, the wire, the pure rules, the
-SDK, the driver.  Everything runs on one asyncio loop; nothing but `Clock.sleep` waits for time.
+SDK, the driver; waiting and watching are in reference_waiting.py.  Everything runs on one asyncio
+loop; nothing but `Clock.sleep` waits for time.
 """
 
 import asyncio
@@ -11,12 +12,18 @@ import json
 import random
 import re
 import sys
+import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
+
+from reference_waiting import Ears, Filters, LockEvent, Stream, Waiter, WaitingRules, is_wait, watch
+
+T = TypeVar("T")
 
 # ---------------------------------------------------------------- errors
 
@@ -24,7 +31,9 @@ from urllib.parse import quote, urlsplit
 class VolcanoError(Exception):
     def __init__(self, message: str = "", **facts: Any) -> None:
         super().__init__(message)
-        self.facts = facts  # {"status": 409, "code": "lock_held", "request_id": "…"}
+        self.facts: dict[str, Any] = (
+            facts  # {"status": 409, "code": "lock_held", "request_id": "…"}
+        )
         self.beside: list[BaseException] = []
 
 
@@ -50,6 +59,9 @@ class RateLimitedError(VolcanoError): ...
 
 
 class ServerError(VolcanoError): ...
+
+
+class ClosedError(VolcanoError): ...
 
 
 class TransportError(VolcanoError):
@@ -81,10 +93,16 @@ FINAL = frozenset({400, 401, 403, 404, 409})
 class VirtualClock:
     """Stands still until `advance`."""
 
-    def __init__(self) -> None:
+    def __init__(self, wall: str) -> None:
         self.now = 0.0
+        self._wall = datetime.fromisoformat(wall).timestamp()
         self._asked = 0
         self._sleeps: dict[int, tuple[float, float, asyncio.Future[None]]] = {}  # due, length
+
+    @property
+    def wall(self) -> float:
+        """In seconds since 1970."""
+        return self._wall + self.now
 
     async def sleep(self, seconds: float) -> None:
         self._asked += 1
@@ -117,6 +135,10 @@ class RealClock:
     @property
     def now(self) -> float:
         return asyncio.get_running_loop().time()
+
+    @property
+    def wall(self) -> float:
+        return time.time()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds))
@@ -166,13 +188,21 @@ class Response:
 class Wire:
     def __init__(self, base_url: str, clock: VirtualClock | RealClock) -> None:
         self.address, self.clock, self.in_flight = urlsplit(base_url), clock, 0
+        self.streams: set[Stream] = set()  # those that are open
 
     async def exchange(
         self, method: str, path: str, headers: dict[str, str], body: bytes, timeout: float
     ) -> Response:
         """One try.  When `timeout` is over on the SDK's clock, its socket is closed."""
+        return await self._in_time(self._talk(method, path, headers, body), timeout)
+
+    async def open(self, path: str, headers: dict[str, str], timeout: float) -> Response | Stream:
+        """One try to open an event stream, until its head has come."""
+        return await self._in_time(self._listen(path, headers), timeout)
+
+    async def _in_time(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         self.in_flight += 1
-        talk = asyncio.ensure_future(self._talk(method, path, headers, body))
+        talk = asyncio.ensure_future(work)
         bell = asyncio.ensure_future(self.clock.sleep(timeout))
         try:
             await asyncio.wait({talk, bell}, return_when=asyncio.FIRST_COMPLETED)
@@ -186,15 +216,9 @@ class Wire:
             self.in_flight -= 1
 
     async def _talk(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Response:
+        reader, writer = await self._connect()
         try:
-            reader, writer = await asyncio.open_connection(self.address.hostname, self.address.port)
-        except OSError as error:
-            raise TransportError(str(error), sent=False) from error
-        try:
-            lines = [f"{method} {path} HTTP/1.1", f"Host: {self.address.netloc}"]
-            lines += [f"{name}: {value}" for name, value in headers.items()]
-            lines += [f"Content-Length: {len(body)}", "Connection: close", "", ""]
-            writer.write("\r\n".join(lines).encode() + body)
+            self._ask(writer, method, path, headers, body)
             raw = await reader.read()
         except OSError as error:
             raise TransportError(str(error), sent=True) from error
@@ -203,14 +227,57 @@ class Wire:
         head, found, payload = raw.partition(b"\r\n\r\n")
         if not found:
             raise TransportError("the connection was closed", sent=True)
-        first, *rest = head.decode("latin-1").split("\r\n")
-        fields = dict(line.split(": ", 1) for line in rest)
-        return Response(
-            int(first.split()[1]),
-            {name.lower(): value for name, value in fields.items()},
-            payload,
-            headers["X-Volcano-Request-Id"],
-        )
+        return response_of(head, payload, headers)
+
+    async def _listen(self, path: str, headers: dict[str, str]) -> Response | Stream:
+        reader, writer = await self._connect()
+        is_open = False
+        try:
+            self._ask(writer, "GET", path, headers, b"")
+            head = await reader.readuntil(b"\r\n\r\n")
+            response = response_of(head.removesuffix(b"\r\n\r\n"), b"", headers)
+            kind = response.headers.get("content-type", "").partition(";")[0]
+            is_open = response.status == 200 and kind == "text/event-stream"
+            if not is_open:
+                return replace(response, body=await reader.read())
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise TransportError(str(error), sent=True) from error
+        finally:
+            if not is_open:
+                writer.close()
+        stream = Stream(reader, writer, self.streams.discard)
+        self.streams.add(stream)
+        return stream
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        try:
+            return await asyncio.open_connection(self.address.hostname, self.address.port)
+        except OSError as error:
+            raise TransportError(str(error), sent=False) from error
+
+    def _ask(
+        self,
+        writer: asyncio.StreamWriter,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        body: bytes,
+    ) -> None:
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {self.address.netloc}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        lines += [f"Content-Length: {len(body)}", "Connection: close", "", ""]
+        writer.write("\r\n".join(lines).encode() + body)
+
+
+def response_of(head: bytes, payload: bytes, headers: dict[str, str]) -> Response:
+    first, *rest = head.decode("latin-1").split("\r\n")
+    fields = dict(line.split(": ", 1) for line in rest)
+    return Response(
+        int(first.split()[1]),
+        {name.lower(): value for name, value in fields.items()},
+        payload,
+        headers["X-Volcano-Request-Id"],
+    )
 
 
 # ---------------------------------------------------------------- the pure rules
@@ -318,6 +385,8 @@ class Sdk:
     """Its attributes and small methods are the places where the broken drivers are broken."""
 
     rules = Rules()
+    waiting_rules = WaitingRules()
+    ears_class = Ears
     guard_class = Guard
     final = FINAL
     acquire_tries = 2
@@ -338,14 +407,20 @@ class Sdk:
         self.guards: dict[str, Guard] = {}  # by lock token
         self.spent: set[str] = set()  # tokens for which a release was sent
         self.background: set[asyncio.Task[Any]] = set()
+        self.ears = self.ears_class(self)
 
     # -------------------------------------------------------- direct calls
 
     async def acquire(
-        self, key: Any, ttl: Any, token: str | None = None, request_id: str | None = None
+        self,
+        key: Any,
+        ttl: Any,
+        token: str | None = None,
+        request_id: str | None = None,
+        wait: Any = 0,
     ) -> Lease:
-        lease, sent, worth = await self._granted(
-            key, ttl, token, request_id, give_back=token is None
+        lease, sent, worth = await self._granted_within(
+            wait, key, ttl, token, request_id, give_back=token is None
         )
         if self.clock.now >= worth - self.rules.margin(ttl):
             await self._give_back(lease.key, lease.token)
@@ -391,6 +466,7 @@ class Sdk:
             raise response.error()
 
     async def close(self) -> None:
+        self.ears.close()
         held = [guard for guard in self.guards.values() if not guard.over]
         for guard in held:
             self._lose_at_close(guard)
@@ -415,8 +491,11 @@ class Sdk:
         on_lost: Callable[[LockLostError], None],
         token: str | None = None,
         request_id: str | None = None,
+        wait: Any = 0,
     ) -> Any:
-        lease, sent, worth = await self._granted(key, ttl, token, request_id, give_back=True)
+        lease, sent, worth = await self._granted_within(
+            wait, key, ttl, token, request_id, give_back=True
+        )
         guard = self.guard_class(
             lease, ttl, worth, self.first_sent + self.longest, sent, self.clock, self.rules, on_lost
         )
@@ -424,13 +503,13 @@ class Sdk:
             await self._give_back(lease.key, lease.token)
             raise LockLostError("the answer came after the stop time: the body did not start")
         self.guards[lease.token] = guard
-        chores = [self._spawn(self._watch(guard))]
+        chores = [self.spawn(self._watch(guard))]
         try:
             if self._is_due(guard):
                 await self._renew_once(guard)
             if not self._may_start(guard):
                 raise guard.loss or LockLostError()
-            chores.append(self._spawn(self._renew_for_ever(guard)))
+            chores.append(self.spawn(self._renew_for_ever(guard)))
             return await self._run(guard, body)
         finally:
             await self._stop(chores)
@@ -515,7 +594,7 @@ class Sdk:
             await self._shielded(self._release_tries(key, token, tries=2))
 
     async def _shielded(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._spawn(work)
+        task = self.spawn(work)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -607,7 +686,7 @@ class Sdk:
         others = others[:499]
         if not self.renews_many or not others:
             return None
-        shared = self._spawn(self._renew_together([guard, *others]))
+        shared = self.spawn(self._renew_together([guard, *others]))
         for other in others:
             assert other.taken_along is not None
             other.joins_from = None
@@ -716,6 +795,103 @@ class Sdk:
                 bell.cancel()
                 moved.cancel()
 
+    # -------------------------------------------------------- waiting
+
+    async def _granted_within(
+        self,
+        wait: Any,
+        key: Any,
+        ttl: Any,
+        token: str | None,
+        request_id: str | None,
+        *,
+        give_back: bool,
+    ) -> tuple[Lease, float, float]:
+        """As `_granted`, and again whenever the key may be free, until `wait` is over."""
+        if not is_wait(wait):
+            raise ValueError(f"wait must be a number of seconds from 0 on: {wait!r}")
+        self._check(key, ttl=ttl, token=token)
+        end, own = self.clock.now + wait, token
+        token = token or new_id()
+        try:
+            return await self._granted(key, ttl, token, request_id, give_back=give_back)
+        except ConflictError:
+            if wait == 0:
+                raise
+        return await self._next_granted(end, key, ttl, token, own, give_back=give_back)
+
+    async def _next_granted(
+        self, end: float, key: str, ttl: int, token: str, own: str | None, *, give_back: bool
+    ) -> tuple[Lease, float, float]:
+        waiter, failures, not_before = Waiter(key), 0, 0.0
+        last: VolcanoError = ConflictError("somebody else holds it", status=409, code="lock_held")
+        self.ears.enter(waiter)
+        try:
+            while await self.ears.until_worth_a_try(waiter, not_before, end):
+                if token in self.spent:
+                    if own is not None:
+                        raise last
+                    token = new_id()
+                not_before = 0.0
+                try:
+                    return await self._granted(
+                        key, ttl, token, self._next_id(), give_back=give_back
+                    )
+                except ConflictError as conflict:
+                    last, failures = conflict, 0
+                except (RateLimitedError, ServerError, TransportError) as passing:
+                    last, failures = passing, failures + 1
+                    pause = self._pause_after(passing, failures)
+                    not_before = self.clock.now + pause
+                    waiter.tell(not_before)
+        finally:
+            self.ears.leave(waiter)
+        if self.ears.is_closed:
+            raise ClosedError("this client was closed")
+        raise waiter.error or last
+
+    def _next_id(self) -> str:
+        return new_id()
+
+    def _pause_after(self, error: VolcanoError, failures: int) -> float:
+        return self.passing(error) or self.waiting_rules.backoff(failures)
+
+    def passing(self, error: BaseException) -> float | None:
+        """How long it wants to be left alone, in seconds; None: it will not pass."""
+        if isinstance(error, RateLimitedError | ServerError | TransportError):
+            return float(error.facts.get("retry_after", 0.0))
+        return None
+
+    async def open_stream(self, filters: Filters, last_id: str) -> "Stream | VolcanoError":
+        headers = self._headers(new_id()) | {"Accept": "text/event-stream"}
+        if last_id:
+            headers["Last-Event-ID"] = last_id
+        try:
+            outcome = await self.wire.open(f"/lock-events?{filters.query()}", headers, self.timeout)
+        except TransportError as error:
+            return error
+        return outcome if isinstance(outcome, Stream) else outcome.error()
+
+    # -------------------------------------------------------- watching
+
+    def watch(self, key: Any = None, prefix: Any = None) -> AsyncGenerator[LockEvent, None]:
+        filters = Filters(frozenset(self._filters(key)), frozenset(self._filters(prefix)))
+        if not 1 <= len(filters.keys) + len(filters.prefixes) <= 64:
+            raise ValueError("watch takes 1 to 64 keys and prefixes")
+        return watch(self, filters)
+
+    def _filters(self, given: Any) -> list[Any]:
+        filters = [] if given is None else given if isinstance(given, list) else [given]
+        for each in filters:
+            self._check(each)
+        return filters
+
+    def ends_a_watch(self, error: VolcanoError) -> bool:
+        """A server without events is a NotFoundError, whichever of its two answers it gives."""
+        if error.facts.get("status") == 405:
+            raise NotFoundError("this server has no events", **error.facts) from error
+        return error.facts.get("status") in (400, 401, 403, 404)
+
     # -------------------------------------------------------- acquiring
 
     async def _granted(
@@ -723,8 +899,10 @@ class Sdk:
     ) -> tuple[Lease, float, float]:
         """The lease, when the try that got it was sent, and its deadline."""
         self._check(key, ttl=ttl, token=token)
+        if self.ears.is_closed:
+            raise ClosedError("this client was closed")
         token, request_id = token or new_id(), request_id or new_id()
-        attempt = self._spawn(self._acquire_tries(key, ttl, token, request_id))
+        attempt = self.spawn(self._acquire_tries(key, ttl, token, request_id))
         try:
             return await asyncio.shield(attempt)
         except asyncio.CancelledError:
@@ -841,7 +1019,7 @@ class Sdk:
                 return Lease(key, token, at, number)
         raise ServerError("the answer is not a lease", status=response.status)
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(work)
         self.background.add(task)
         task.add_done_callback(self._done)
@@ -874,7 +1052,12 @@ CAPABILITIES = [
     "cancel",
     "close",
     "renew_many",
+    "wait",
+    "events",
 ]
+
+
+EPOCH = "1970-01-01T00:00:00.000Z"
 
 
 class ReferenceDriver:
@@ -884,7 +1067,7 @@ class ReferenceDriver:
         self.start_over()
 
     def start_over(self) -> None:
-        self.clock: VirtualClock | RealClock = VirtualClock()
+        self.clock: VirtualClock | RealClock = RealClock()
         self.sdk: Sdk | None = None
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.bodies: dict[str, asyncio.Future[dict[str, Any]]] = {}
@@ -919,12 +1102,14 @@ class ReferenceDriver:
         timeout: float = 10.0,
         now: str | None = None,
     ) -> dict[str, Any]:
-        del protocol, now
+        del protocol
         for task in [*self.tasks.values(), *(self.sdk.background if self.sdk else ())]:
             task.cancel()
+        for stream in list(self.sdk.wire.streams) if self.sdk else ():
+            stream.close()
         await quiet()
         self.start_over()
-        self.clock = VirtualClock() if clock == "virtual" else RealClock()
+        self.clock = VirtualClock(now or EPOCH) if clock == "virtual" else RealClock()
         self.sdk = self.sdk_class(base_url, service_key, self.clock, timeout)
         return {
             "sdk": "reference",
@@ -994,6 +1179,19 @@ class ReferenceDriver:
         assert self.sdk is not None
         self.start(call, self.sdk.force_release(**given))
 
+    async def do_watch(self, call: str, **given: Any) -> None:
+        assert self.sdk is not None
+        self.start(call, self.tell_events(call, given))
+
+    async def tell_events(self, call: str, given: dict[str, Any]) -> None:
+        assert self.sdk is not None
+        try:
+            async with aclosing(self.sdk.watch(**given)) as events:
+                async for event in events:
+                    self.write({"event": "watched", "call": call, **vars(event)})
+        except asyncio.CancelledError:
+            return  # `cancel` is how a watch ends
+
     async def do_close(self, call: str) -> None:
         assert self.sdk is not None
         self.start(call, self.sdk.close())
@@ -1004,7 +1202,13 @@ class ReferenceDriver:
     async def do_sleeping(self) -> dict[str, Any]:
         assert self.sdk is not None
         await quiet()
-        return {"seconds": self.virtual().lengths(), "in_flight": self.sdk.wire.in_flight}
+        wire = self.sdk.wire
+        streaming = [stream.taken for stream in wire.streams]
+        return {
+            "seconds": self.virtual().lengths(),
+            "in_flight": wire.in_flight,
+            "streaming": streaming,
+        }
 
     async def do_advance(self, seconds: float, *, blocked: bool = False) -> None:
         await self.virtual().advance(seconds, blocked=blocked)
@@ -1020,7 +1224,7 @@ class ReferenceDriver:
         return Lease(
             named["key"],
             named["token"],
-            named.get("expires_at", "1970-01-01T00:00:00.000Z"),
+            named.get("expires_at", EPOCH),
             named.get("fencing_token", 1),
         )
 
@@ -1050,6 +1254,8 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 def fields_of(error: BaseException) -> dict[str, Any]:
     match error:
+        case ClosedError():
+            return {"error": "Closed"}
         case VolcanoError():
             return {"error": type(error).__name__, "message": str(error), **error.facts}
         case BodyError():

@@ -15,7 +15,7 @@ from conformance.driver import validator
 
 Step = dict[str, Any]
 
-SHARED_CAPABILITIES = frozenset(["renew_many"])
+SHARED_CAPABILITIES = frozenset(["renew_many", "events"])
 """Additions of ours, which a server has and an SDK uses."""
 SERVER_CAPABILITIES = SHARED_CAPABILITIES | {"server_clock", "exact_quota", "quota", "unlimited"}
 

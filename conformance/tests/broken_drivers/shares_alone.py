@@ -9,7 +9,7 @@ CAUGHT_BY = "renew/alone_when_due_alone"
 
 class Broken(Sdk):
     def _share(self, guard: Guard) -> Any:
-        return super()._share(guard) or self._spawn(self._renew_together([guard]))
+        return super()._share(guard) or self.spawn(self._renew_together([guard]))
 
 
 if __name__ == "__main__":
