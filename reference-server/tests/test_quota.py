@@ -1,6 +1,8 @@
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from volcano_server.quota import UNUSED, Quota, Spent, Window, exchanged, spend
 
@@ -125,20 +127,53 @@ def test_a_failed_exchange_is_told_again_and_a_late_one_is_forgotten() -> None:
     assert quota.untold(NOON + 60 * SECOND) == {("shop", 30_000_001): 1}
 
 
-@pytest.mark.parametrize("per_exchange", [1, 7, 40])
-def test_servers_together_exceed_the_limit_by_what_they_did_not_know_of_each_other(
-    per_exchange: int,
-) -> None:
-    """Three take turns until all refuse: the bound that docs/operations.md states."""
-    servers, limit, total = [Quota() for _ in range(3)], 100, Counter[tuple[str, int]]()
-    allowed = 0
-    for _ in range(200):
-        for server in servers:
-            for _ in range(per_exchange):
-                allowed += server.spend("shop", limit=limit, now=NOON).allowed
-        for server in servers:
-            told = server.untold(NOON)
-            total.update(told)
-            server.exchange(told, total)
+def exchange(server: Quota, sums: Counter[tuple[str, int]]) -> None:
+    told = server.untold(NOON)
+    sums.update(told)
+    server.exchange(told, sums)
 
-    assert limit <= allowed <= limit + len(servers) * per_exchange
+
+TURNS = 3
+"""From one exchange of a server to its next."""
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), max_size=20),
+    st.lists(st.integers(0, TURNS - 1), min_size=3, max_size=3),
+    st.integers(1, 30),
+)
+def test_servers_together_exceed_the_limit_by_what_all_but_one_let_through_in_two_exchanges(
+    turns: list[list[int]], first_exchange: list[int], limit: int
+) -> None:
+    """The bound that docs/operations.md states, whenever each of three exchanges and asks."""
+    servers, sums = [Quota() for _ in range(3)], Counter[tuple[str, int]]()
+    allowed: list[list[int]] = [[] for _ in servers]  # turn by turn
+    for number, asked in enumerate(turns):
+        for each, server in enumerate(servers):
+            if number % TURNS == first_exchange[each]:
+                exchange(server, sums)
+            allowed[each].append(server.spend("shop", asked[each], limit=limit, now=NOON).allowed)
+
+    most = [max(sum(every[n : n + 2 * TURNS]) for n in range(len(turns) or 1)) for every in allowed]
+    assert sum(map(sum, allowed)) <= limit + sum(most) - min(most)
+    assert all(sum(each) <= limit for each in allowed)
+    assert sum(map(sum, allowed)) >= min(limit, sum(map(sum, turns)))
+
+
+def test_the_bound_is_reached_where_all_exchange_at_the_worst_moment() -> None:
+    (this, other), sums = (Quota(), Quota()), Counter[tuple[str, int]]()
+
+    def let_through(server: Quota, operations: int) -> int:
+        return server.spend("shop", operations, limit=100, now=NOON).allowed
+
+    allowed = let_through(this, 1)
+    exchange(other, sums)
+    allowed += let_through(other, 20)
+    exchange(this, sums)
+    exchange(other, sums)
+    allowed += let_through(other, 20) + let_through(this, 100)
+
+    assert allowed == 100 + 2 * 20
+    exchange(this, sums)
+    exchange(other, sums)
+    assert let_through(this, 1) == let_through(other, 1) == 0

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 from balancer import Service, admin, service
 from histories import Caller, Hold, go_on, load, violations
@@ -122,12 +123,12 @@ def test_without_its_database_a_replica_lives_and_is_not_ready() -> None:
 
 
 def test_the_quota_of_a_project_holds_over_all_replicas(three: Service, store: str) -> None:
-    """At most the limit and what replicas let through in the half second between two exchanges."""
+    """At most the limit and what the other replicas let through in two exchanges of counts."""
     limit, rate, callers = 100, 60, 3
     admin("projects", "create", "tight", "--quota", str(limit), store=store)
     key = admin("keys", "create", "--project", "tight", store=store)
-    three.seconds_until(key, 200)
-    time.sleep(max(0.0, 60.05 - time.time() % 60) if time.time() % 60 > 50 else 0)
+    # One that is made later is known: so is this one, and nothing of its quota is used.
+    three.seconds_until(admin("keys", "create", "--project", "shop", store=store), 200)
 
     def ask(number: int) -> list[int]:
         statuses = []
@@ -138,17 +139,24 @@ def test_the_quota_of_a_project_holds_over_all_replicas(three: Service, store: s
                 time.sleep(max(0.0, callers / rate - (time.monotonic() - started)))
         return statuses
 
-    minute = time.time() // 60
-    with ThreadPoolExecutor(callers) as pool:
-        answers = [status for statuses in pool.map(ask, range(callers)) for status in statuses]
+    while True:
+        if time.time() % 60 > 50:
+            time.sleep(60.05 - time.time() % 60)
+        minute = time.time() // 60
+        with ThreadPoolExecutor(callers) as pool:
+            answers = [status for statuses in pool.map(ask, range(callers)) for status in statuses]
+        if time.time() // 60 == minute:
+            break  # else the machine was too slow: once more in the next minute
 
-    assert time.time() // 60 == minute, "the machine was too slow for this test"
     allowed = answers.count(200)
     print(f"limit {limit}: {allowed} of {len(answers)} allowed")  # noqa: T201
-    # seconds_until() has used some before; each of the three may be one exchange behind.
-    assert limit - 30 <= allowed <= limit + rate
+    # Two of three replicas let through 40 a second, and two exchanges take one; or 1.5 s here.
+    assert limit <= allowed <= limit + rate
     assert answers.count(429) == len(answers) - allowed
-    assert set(answers) == {200, 429}
+    with psycopg.connect(store) as sql:
+        told = "SELECT used FROM volcano.windows WHERE project = 'tight' AND number = %s"
+        while sql.execute(told, (int(minute),)).fetchall() != [(allowed,)]:
+            sql.rollback()  # the last exchanges are yet to come
 
 
 def tries(callers: list[Caller]) -> int:
