@@ -27,7 +27,7 @@ RINGS = (
         "access_database",
     },
     {"database"},
-    {"stores.store", "access", "settings", "logs", "agenda"},
+    {"stores.store", "access", "settings", "logs", "agenda", "in_process"},
     {"wire", "clock"},
     {"lease", "quota"},
     {"fencing", "problems"},
@@ -35,14 +35,14 @@ RINGS = (
 PURE = {"lease", "fencing", "quota", "wire", "problems", "events", "wire_events"}
 EFFECTS = {"time", "random", "os", "asyncio", "threading", "sqlite3", "starlette", "secrets"}
 ONLY_IN = {
-    # The last three name its types only.
-    "starlette": {"routes", "app", "serving", "testing", "event_response"},
+    # The last four name its types only.
+    "starlette": {*("routes", "app", "serving", "testing", "event_response", "in_process")},
     "sse_starlette": {"event_response"},
     "sqlite3": {"stores.sqlite", "access"},  # access keeps credentials in a file of their own
     "uvicorn": {"serving"},
     "click": {"cli"},
     "pytest": {"testing"},
-    "httpx": {"testing"},
+    "httpx": {"in_process"},
     "psycopg": {"database", "stores.postgresql", "access_database"},
 }
 

@@ -1,13 +1,12 @@
 """What has to be done when, by the host's clock: one timer over a heap.
 
-A clock that a test moves says so (`wake`); a suspend is noticed within a second, as the timer never
-sleeps for longer.
+Whoever moves a clock in a test calls `run`; a suspend is noticed within a second, as the timer
+never sleeps for longer.
 """
 
 import asyncio
 import heapq
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -17,7 +16,7 @@ _LONGEST_SLEEP = 1.0
 
 
 class Agenda:
-    """Used from one event loop, but for `wake`.  Times are µs of the clock's `elapsed`."""
+    """Used from one event loop.  Times are µs of the clock's `elapsed`."""
 
     def __init__(self, clock: HostClock) -> None:
         self._clock = clock
@@ -26,15 +25,16 @@ class Agenda:
         self._heap: list[tuple[int, int, Callable[[Any], None], Any]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0
-        self._loop: asyncio.AbstractEventLoop | None = None  # once there is something to do
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """Once there was something to do."""
 
     def now(self) -> int:
         return self._clock.elapsed()
 
     def note(self, due: int, do: Callable[[Any], None], what: Any) -> None:
         """Call `do(what)` at `due`, or soon if that is past.  There is no way to take it back."""
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
+        if self.loop is None:
+            self.loop = asyncio.get_running_loop()
         heapq.heappush(self._heap, (due, next(self._order), do, what))
         if self._timer is None or due < self._timer_due:
             self._set_timer()
@@ -42,16 +42,12 @@ class Agenda:
     def run(self) -> None:
         """Do now what is due by now."""
         now = self._clock.elapsed()
-        while self._heap and self._heap[0][0] <= now:
-            _, _, do, what = heapq.heappop(self._heap)
-            do(what)
-        self._set_timer()
-
-    def wake(self) -> None:
-        """The clock was moved.  From any thread."""
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self._loop.call_soon_threadsafe(self.run)
+        try:
+            while self._heap and self._heap[0][0] <= now:
+                _, _, do, what = heapq.heappop(self._heap)
+                do(what)
+        finally:
+            self._set_timer()
 
     def clear(self) -> None:
         """Nothing is to be done any more."""
@@ -63,7 +59,7 @@ class Agenda:
             self._timer.cancel()
             self._timer = None
         if self._heap:
-            assert self._loop is not None
+            assert self.loop is not None
             self._timer_due = self._heap[0][0]
             left = max(0, self._timer_due - self._clock.elapsed()) / 1_000_000
-            self._timer = self._loop.call_later(min(left, _LONGEST_SLEEP), self.run)
+            self._timer = self.loop.call_later(min(left, _LONGEST_SLEEP), self.run)

@@ -51,7 +51,12 @@ def create_app(
     settings = settings or Settings()
     log = log or Log(quiet=True)
     queue = BatchQueue(store)
-    hub = Hub(queue, store, clock)
+    hub = Hub(
+        queue,
+        store,
+        clock,
+        on_fault=lambda: log.trouble("internal_error", events=True, exc_info=True),
+    )
     service = LockService(access, queue, hub, clock, settings)
     metrics = Metrics()
     metrics.registry.register(EventMetrics(hub))
@@ -76,7 +81,7 @@ def create_app(
             )
         ]
         stop_listening = (
-            clock.call_when_moved(hub.agenda.wake) if isinstance(clock, Movable) else lambda: None
+            clock.call_when_moved(hub.clock_moved) if isinstance(clock, Movable) else lambda: None
         )
         try:
             yield

@@ -102,7 +102,7 @@ class BatchQueue:
         most_waiting: int = MOST_WAITING,
     ) -> None:
         self.on_written: Callable[[Sequence[Write], Sequence[Answer]], None] | None = None
-        """Told of each batch that is on disk, in their order, after its answers have gone out."""
+        """Hears of each batch that is on disk, in their order, before its answers go out."""
         self._store = store
         self._patience = patience
         self._overdue = f"Not decided within {patience} s."
@@ -218,17 +218,15 @@ class BatchQueue:
         task = asyncio.current_task()
         assert task is not None
         self._jobs.discard(task)
-        if self._jobs:
-            _answer(requests, outcome)
-        elif len(self._reads) + len(self._writes) >= _MANY:
+        round_is_over = not self._jobs
+        at_once = round_is_over and len(self._reads) + len(self._writes) >= _MANY
+        if at_once:
             self._begin()
-            _answer(requests, outcome)
-        else:
-            _answer(requests, outcome)
-            self._begin_soon()
         if writes and self.on_written is not None and not isinstance(outcome, Exception):
-            # In a turn of its own: a fault there must not keep the next round from beginning.
-            asyncio.get_running_loop().call_soon(self.on_written, writes, outcome)
+            self.on_written(writes, outcome)
+        _answer(requests, outcome)
+        if round_is_over and not at_once:
+            self._begin_soon()
 
     def _give_up(self) -> None:
         """Refuse all whose time is over; set the timer for the oldest of the others."""

@@ -17,8 +17,9 @@ The rule in words: docs/semantics.md#events.
 
 import asyncio
 import secrets
+import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from volcano_server.agenda import Agenda
@@ -40,6 +41,7 @@ LINGERS = 60 * SECOND
 """How long a filter is followed after its last subscription."""
 CHUNK = 1_000
 """Slots that a look through a prefix takes at a time."""
+_PATIENCE = 5.0
 
 
 class TooManyStreamsError(Exception):
@@ -47,14 +49,22 @@ class TooManyStreamsError(Exception):
 
 
 class Hub:
-    """Used from one event loop."""
+    """Used from one event loop.  `on_fault`: called with an exception at hand, for the operator."""
 
-    def __init__(self, queue: BatchQueue, store: Store, clock: HostClock) -> None:
+    def __init__(
+        self,
+        queue: BatchQueue,
+        store: Store,
+        clock: HostClock,
+        *,
+        on_fault: Callable[[], None] = lambda: None,
+    ) -> None:
         self.agenda = Agenda(clock)
         self.published: Counter[str] = Counter()  # {"acquired": 17, "lapsed": 1}
         self.sent = 0
         """Events, counted once for each stream that they went to."""
         self.ended: Counter[Ending] = Counter()
+        self._on_fault = on_fault
         self._queue = queue
         self._store = store
         self._following = Following(self.agenda, queue, self._publish)
@@ -63,6 +73,7 @@ class Hub:
         self._server = secrets.token_hex(4)  # part of each id: another server's is none of ours
         self._number = 0  # of the latest event
         self._closed = False
+        self._thread: int | None = None  # of the event loop, once there was a stream
 
     def __len__(self) -> int:
         """How many streams are open."""
@@ -79,6 +90,7 @@ class Hub:
         if len(room.subscriptions) >= MOST_STREAMS:
             raise TooManyStreamsError
         self._queue.on_written = self.told
+        self._thread = threading.get_ident()
         subscription = Subscription(project, filters)
         found = room.filters_of(subscription, self._number)
         if last_event_id is not None:
@@ -108,9 +120,20 @@ class Hub:
                 self.agenda.note(now + LINGERS, self._drop_if_idle, (subscription.project, each))
 
     async def catch_up(self) -> None:
-        """Tell at once what is due by now: for tests that have moved the clock."""
+        """Tell what is due by now: for tests that have moved the clock."""
         self.agenda.run()
         await self._following.settled()
+        for _ in range(2):
+            await asyncio.sleep(0)  # the streams write
+
+    def clock_moved(self) -> None:
+        """The same from any thread, and over when this returns unless it is the loop's own."""
+        loop = self.agenda.loop
+        if loop is None or self._closed:
+            return
+        caught_up = asyncio.run_coroutine_threadsafe(self.catch_up(), loop)
+        if threading.get_ident() != self._thread:
+            caught_up.result(_PATIENCE)
 
     def close(self) -> None:
         """End all streams; there will be no others."""
@@ -126,11 +149,17 @@ class Hub:
     def told(self, commands: Sequence[Write], answers: Sequence[Answer]) -> None:
         """A batch of this server's that is on disk."""
         rooms, following = self._rooms, self._following
-        for command, answer in zip(commands, answers, strict=True):
-            project, key = command.slot_key
-            room = rooms.get(project)
-            if room is not None and not isinstance(answer, Problem) and room.follows(key):
-                following.told(command, answer)
+        try:
+            for command, answer in zip(commands, answers, strict=True):
+                project, key = command.slot_key
+                room = rooms.get(project)
+                if room is not None and not isinstance(answer, Problem) and room.follows(key):
+                    following.told(command, answer)
+        except Exception:  # noqa: BLE001 - it must cost nobody the answer, only the streams
+            self._on_fault()
+            reset = reset_block(self._id(self._number))
+            for subscription in list(self._filters):
+                subscription.cut_off(reset)
 
     def hear(self, event: Event) -> None:
         """What another server has told, of a key that may be followed here."""

@@ -42,12 +42,16 @@ class Subscription:
         if self.ending is not None:
             return
         if self._events_waiting == MOST_WAITING:
-            self._waiting, self._events_waiting = [reset], 1
-            self.end(Ending.CUT_OFF)
+            self.cut_off(reset)
             return
         self._waiting.append(block)
         self._events_waiting += 1
         self._go_on()
+
+    def cut_off(self, reset: bytes) -> None:
+        """The end, and word of it instead of what waits."""
+        self._waiting, self._events_waiting = [reset], 1
+        self.end(Ending.CUT_OFF)
 
     def comment(self) -> None:
         """A sign of life, where nothing else is on its way."""

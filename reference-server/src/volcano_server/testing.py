@@ -49,9 +49,9 @@ class VolcanoServer:
 
     def transport(self) -> Any:
         """An httpx transport that calls the app on the present event loop (asyncio)."""
-        import httpx
+        from volcano_server.in_process import InProcessTransport
 
-        return httpx.ASGITransport(app=self.app)
+        return InProcessTransport(self.app)
 
 
 def _new_app(clock: ManualClock, store: Store | None, quota: int, settings: Settings) -> Starlette:
