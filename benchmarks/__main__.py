@@ -9,13 +9,12 @@ The disk is that of TMPDIR, else /tmp.
 """
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Callable
 from enum import Enum, auto
 from pathlib import Path
 
-from measures import peers, report, server
+from measures import peers, report, server, waiting
 from measures.rig import MissingError, Plan, Result
 
 MEASURES: dict[str, Callable[[Plan], Result]] = {
@@ -27,6 +26,9 @@ MEASURES: dict[str, Callable[[Plan], Result]] = {
     "flushes": server.flushes,
     "stored": server.stored,
     "reads": server.reads,
+    "hand_over": waiting.hand_over,
+    "crowd": waiting.crowd,
+    "idle_streams": waiting.idle_streams,
     "start": server.start,
     "etcd": peers.etcd,
     "postgresql": peers.postgresql,
@@ -46,7 +48,7 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="all measures unless named")
     parser.add_argument("--quick", action="store_true", help="short runs; nothing is kept")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     command = options.names[0] if options.names[:1] in (["check"], ["page"]) else ""
     names = options.names[1:] if command else options.names
     unknown = [name for name in names if name not in MEASURES]
@@ -79,7 +81,7 @@ def measure(names: list[str], plan: Plan) -> set[Outcome]:
             print(f"{name}: skipped, because there is no {missing}\n", flush=True)
             outcomes.add(Outcome.SKIPPED)
             continue
-        except (AssertionError, OSError, RuntimeError, subprocess.SubprocessError) as failure:
+        except Exception as failure:  # noqa: BLE001 - whatever it died of, the others go on
             print(f"{name}: FAILED: {failure!r}\n", flush=True)
             outcomes.add(Outcome.BROKEN)
             continue

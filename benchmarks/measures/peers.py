@@ -42,7 +42,7 @@ CONNECTIONS = 64
 
 def etcd(plan: Plan) -> Result:
     """Acquire and release, beside etcd: a lease for each lock, and one lease for all."""
-    with _etcd() as peer, lock_server() as locks:
+    with etcd_server() as peer, lock_server() as locks:
         found = plan.alternate(
             {
                 "locks": lambda n: wrk(locks, BOTH, str(n), seconds=plan.seconds).per_second / 2,
@@ -72,7 +72,7 @@ def etcd(plan: Plan) -> Result:
 
 
 @contextlib.contextmanager
-def _etcd() -> Iterator[Process]:
+def etcd_server() -> Iterator[Process]:
     binary = program("etcd", "etcd-server")
     port, peers = free_port(), free_port()
     url, peer_url = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peers}"

@@ -137,6 +137,7 @@ def _spread(row: Row) -> str:
 
 
 def _number(value: float) -> str:
+    """Three digits that say something: 14,324; 80; 49.6; 0.711."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
-    return re.sub(r"\.?0+$", "", f"{value:.3g}") if value != int(value) else f"{value:.0f}"
+    return re.sub(r"(\.\d*?)0+$", r"\1", f"{value:.3g}").rstrip(".")
