@@ -47,6 +47,7 @@ ROOMS = {
     "ci": ".ci/tests",
     "package": "pyproject.toml",
     "demo": "examples/demo/demo.py",
+    "bench": "benchmarks/tests",
     "chaos": "reference-server/tests/chaos",
     "replicas": "reference-server/tests/replicas",
 }
@@ -192,6 +193,14 @@ def demo(session: nox.Session) -> None:
 
 
 @in_environment
+def bench(session: nox.Session) -> None:
+    """Each measure briefly: that it works.  What it shows is printed, and fails nothing."""
+    pytest(session, str(needed(session, "bench")))
+    missed = 3  # a bar, on whatever else this machine does
+    run(session, "python", "benchmarks", "check", "--quick", success_codes=[0, missed])
+
+
+@in_environment
 def chaos(session: nox.Session) -> None:
     """The server killed under load, again and again: kill -9 loses nothing."""
     needed(session, "chaos")
@@ -240,13 +249,20 @@ def lock(session: nox.Session) -> None:
 UV = str(Path(sys.executable).with_name("uv"))
 
 
-def run(session: nox.Session, *command: str, silent: bool = False) -> None:
+def run(
+    session: nox.Session,
+    *command: str,
+    silent: bool = False,
+    success_codes: Iterable[int] = (0,),
+) -> None:
     """Run a command of the environment."""
     path = with_first(ENVIRONMENT / "bin", os.environ)
     env = {**UNSET, "PATH": path, "VIRTUAL_ENV": str(ENVIRONMENT)}
     env["COVERAGE_FILE"] = str(REPORTS / f"{session.name}.coverage")
     program = str(ENVIRONMENT / "bin" / command[0])
-    session.run(program, *command[1:], env=env, external=True, silent=silent)
+    session.run(
+        program, *command[1:], env=env, external=True, silent=silent, success_codes=success_codes
+    )
 
 
 def pytest(
