@@ -92,7 +92,9 @@ class Hub:
         self._queue.on_written = self.told
         self._thread = threading.get_ident()
         subscription = Subscription(project, filters)
-        found = room.filters_of(subscription, self._number)
+        found = room.filters_of(subscription, self._number + 1)
+        if any(each.since > self._number for each in found):
+            self._number += 1  # what went before is not known of a new filter
         if last_event_id is not None:
             self._resume(subscription, last_event_id, room, found)
         room.join(subscription, found)

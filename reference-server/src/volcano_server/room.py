@@ -21,7 +21,7 @@ MOST_RECENT = 10_000
 
 @dataclass(slots=True, eq=False)
 class Filter:
-    """`since`: the number of the last event before it was followed."""
+    """`since`: a number between those of the events before and after it began to be followed."""
 
     text: str
     is_prefix: bool
@@ -62,7 +62,7 @@ class Room:
         return any(key[:length] in them for length, them in self._by_prefix.items())
 
     def filters_of(self, subscription: Subscription, now: int) -> list[Filter]:
-        """Those that it asked for; new ones begin to be followed at the number `now`."""
+        """Those that it asked for; a new one is followed from the number `now`, no event's, on."""
         wanted = subscription.filters
         found = []
         for key in wanted.keys:
