@@ -12,6 +12,29 @@ export interface Clock {
   now(): number;
   /** Calls `wake` once, when `now` has come to `when`, however far that is; the result cancels it. */
   at(when: number, wake: () => void): () => void;
+  /** Seconds since 1970, as the host has it: to be compared with the server's instants, and trusted with nothing. */
+  wall(): number;
+}
+
+/** Waits until then, which may be never, or until `cancel` aborts; `sooner` is given what ends it before. */
+export function pause(
+  clock: Clock,
+  when: number,
+  cancel: AbortSignal | undefined,
+  sooner: (wake: () => void) => void = () => {},
+): Promise<void> {
+  return new Promise((resolve) => {
+    let stop = () => {};
+    const wake = () => {
+      stop();
+      cancel?.removeEventListener('abort', wake);
+      resolve();
+    };
+    if (when < Number.POSITIVE_INFINITY) stop = clock.at(when, wake);
+    cancel?.addEventListener('abort', wake);
+    sooner(wake);
+    if (cancel?.aborted) wake();
+  });
 }
 
 /**
@@ -41,6 +64,10 @@ export class SystemClock implements Clock {
     if (missed > this.#behind) this.#behind = missed;
     else if (missed < this.#behind - STEP_BACK) this.#offset -= this.#behind - missed; // set back: count on from here
     return steady + this.#behind;
+  }
+
+  wall(): number {
+    return wall();
   }
 
   at(when: number, wake: () => void): () => void {

@@ -1,6 +1,7 @@
 /** Leases for work that must not run twice. See docs/sdks/js.md. */
 
 export { VolcanoAuth, VolcanoAuth as VolcanoClient, type VolcanoOptions } from './client.js';
+export type { AcquireResult, GetResult, ReleaseResult, RenewResult, WithLockResult } from './envelopes.js';
 export {
   AuthenticationError,
   ConflictError,
@@ -13,16 +14,7 @@ export {
   ValidationError,
   VolcanoError,
 } from './errors.js';
+export type { LockEvent } from './events.js';
 export type { LockGuard } from './guard.js';
 export type { LockLease, LockState, UnprovenLease } from './lease.js';
-export type {
-  AcquireOptions,
-  AcquireResult,
-  CallOptions,
-  GetResult,
-  Locks,
-  ReleaseResult,
-  RenewOptions,
-  RenewResult,
-  WithLockResult,
-} from './locks.js';
+export type { AcquireOptions, CallOptions, Locks, RenewOptions, WatchOptions } from './locks.js';

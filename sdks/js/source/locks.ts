@@ -9,19 +9,29 @@
 
 import type { Clock } from './clock.js';
 import {
-  AuthenticationError,
-  ConflictError,
-  LockLostError,
-  ServerError,
-  TransportError,
-  VolcanoError,
-} from './errors.js';
+  type AcquireResult,
+  Cancelled,
+  closed,
+  concluded,
+  type Ending,
+  type GetResult,
+  type ReleaseResult,
+  type RenewResult,
+  settled,
+  told,
+  type WithLockResult,
+} from './envelopes.js';
+import { AuthenticationError, ConflictError, ServerError, TransportError, VolcanoError } from './errors.js';
+import { checkedFilters, type LockEvent, subscribe } from './events.js';
 import { follow, type LockGuard, watchful } from './guard.js';
-import { discreet, type LockLease, type LockState, type UnprovenLease, updated } from './lease.js';
+import { discreet, type LockLease, updated } from './lease.js';
 import type { Acquired, Flow, Identity, LeaseIdentity, Outcome, Try } from './operations.js';
 import * as operations from './operations.js';
 import { Holding, Kept, Renewals, Trust } from './renewal.js';
+import type { Surroundings } from './stream.js';
 import { Lanes, type Manner, type Transport } from './transport.js';
+import { Waits } from './waiting.js';
+import { Watches } from './watching.js';
 
 /** What every call takes: `requestId` is a UUID for the server's logs, `signal` cancels. */
 export interface CallOptions {
@@ -34,32 +44,21 @@ export interface RenewOptions extends CallOptions {
   ttl: number;
 }
 
-/** `token`: a UUID of your own, to be able to acquire the same lease again after a crash. */
+/**
+ * `token`: a UUID of your own, to be able to acquire the same lease again after a crash. `wait`: for how many seconds to
+ * wait for a key that is held, `Infinity` included; 0 by default.
+ */
 export interface AcquireOptions extends RenewOptions {
   token?: string | undefined;
+  wait?: number | undefined;
 }
 
-/** `error` is a VolcanoError, or the reason of the caller's signal. Held by somebody: both null. */
-export type AcquireResult =
-  | { acquired: true; lease: LockLease; error: null }
-  | { acquired: false; lease: null; error: null }
-  | { acquired: false; lease: UnprovenLease; error: Error };
-
-export type RenewResult = { lease: LockLease; error: null } | { lease: null; error: Error };
-
-export type ReleaseResult = { error: Error | null };
-
-export type GetResult = { state: LockState; error: null } | { state: null; error: Error };
-
-/**
- * `error` is a VolcanoError, what the callback threw, or the reason of the caller's signal. `acquired` false
- * without an error: somebody else holds the lock. A result of the callback stands beside a LockLostError in
- * `data`. `releaseError`: the release on the way out failed, so the key stays taken until the lease lapses.
- */
-export type WithLockResult<Data> =
-  | { acquired: true; data: Data; error: null; releaseError?: VolcanoError }
-  | { acquired: false; data: null; error: null }
-  | { acquired: boolean; data: Data | null; error: Error; releaseError?: VolcanoError };
+/** `key`, `prefix`: one or several, 64 together at most. */
+export interface WatchOptions {
+  key?: string | readonly string[] | undefined;
+  prefix?: string | readonly string[] | undefined;
+  signal?: AbortSignal | undefined;
+}
 
 /** What the client gives to its locks. Times in seconds; `random` from 0 to below 1. @internal */
 export interface Settings {
@@ -74,24 +73,25 @@ export interface Settings {
 /** Tokens that a caller knows and that were released are remembered up to this many; the oldest go first. */
 const MOST_REMEMBERED = 10_000;
 
-/** An acquire as it was asked for: fixed before the first send. `isOwn`: the caller chose the token. */
+/**
+ * An acquire as it was asked for: fixed before the first send. `isOwn`: the caller chose the token. What is tried again
+ * later is an operation of its own: only then do `requestId` and, once released, `token` change.
+ */
 interface Plan {
   readonly key: string;
   readonly ttl: number;
-  readonly token: string;
-  readonly requestId: string;
+  readonly wait: number;
+  token: string;
+  requestId: string;
   readonly isOwn: boolean;
   readonly signal: AbortSignal | undefined;
-}
-
-/** Thrown inside where the caller's signal ended a call. */
-class Cancelled {
-  constructor(readonly reason: unknown) {}
 }
 
 export class Locks {
   #settings: Settings;
   #renewals: Renewals;
+  #waits: Waits;
+  #watches: Watches;
   #calls: Lanes;
   #exits: Lanes;
   #spent = new Set<string>();
@@ -99,7 +99,7 @@ export class Locks {
 
   /** @internal */
   constructor(settings: Settings) {
-    const { clock, timeout, transport } = settings;
+    const { clock, random, timeout, transport, uuid } = settings;
     this.#settings = settings;
     this.#calls = new Lanes();
     this.#exits = new Lanes();
@@ -107,10 +107,19 @@ export class Locks {
       clock,
       timeout,
       jitter: () => this.#jitter(),
-      renew: ({ key, token, ttl }) => operations.renew(key, { ...this.#lease(token, this.#settings.uuid()), ttl }),
-      renewMany: (parts) => operations.renewMany(parts, this.#identity(this.#settings.uuid())),
+      renew: ({ key, token, ttl }) => operations.renew(key, { ...this.#lease(token, uuid()), ttl }),
+      renewMany: (parts) => operations.renewMany(parts, this.#identity(uuid())),
       send: (attempt, cancel) => transport.exchange(attempt, { cancel }),
     });
+    const events: Surroundings = {
+      clock,
+      timeout,
+      random,
+      subscribe: (filters, lastId) => subscribe(filters, lastId, this.#identity(uuid())),
+      open: (attempt, cancel) => transport.open(attempt, cancel),
+    };
+    this.#waits = new Waits({ ...events, read: (key, signal) => this.get(key, { signal }) });
+    this.#watches = new Watches(events);
   }
 
   /**
@@ -119,15 +128,18 @@ export class Locks {
    */
   async acquire(key: string, options: AcquireOptions): Promise<AcquireResult> {
     const plan = this.#plan(key, options);
-    const { token } = plan;
     return this.#following(plan.signal, async (cancel) => {
       try {
-        const acquired = await this.#obtain(plan, cancel, !plan.isOwn);
-        await this.#refuseLate(plan, acquired);
-        return { acquired: true, lease: operations.leaseOf(key, token, acquired.grant), error: null };
+        const { grant } = await this.#patiently(plan, cancel, async () => {
+          const acquired = await this.#obtain(plan, cancel, !plan.isOwn);
+          await this.#refuseLate(plan, acquired);
+          return acquired;
+        });
+        return { acquired: true, lease: operations.leaseOf(key, plan.token, grant), error: null };
       } catch (thrown) {
         if (thrown instanceof ConflictError) return { acquired: false, lease: null, error: null };
         const error = told(thrown);
+        const { token } = plan;
         return { acquired: false, lease: discreet({ key, token, expiresAt: null, fencingToken: null }), error };
       }
     });
@@ -217,7 +229,8 @@ export class Locks {
 
   /**
    * Runs `callback` while the lock is held and renewed, and releases it when what the callback returned has
-   * settled. If somebody else holds the lock, the callback does not run: `{acquired: false, error: null}`.
+   * settled. If somebody else holds the lock, and still does when `wait` is over, the callback does not run:
+   * `{acquired: false, error: null}`.
    */
   async withLock<Data>(
     key: string,
@@ -229,7 +242,7 @@ export class Locks {
     const call = new AbortController();
     const unfollow = follow(plan.signal, call);
     try {
-      const acquired = await this.#obtain(plan, call.signal, true);
+      const acquired = await this.#patiently(plan, call.signal, () => this.#obtain(plan, call.signal, true));
       return await this.#hold(plan, acquired, call, callback);
     } catch (thrown) {
       if (thrown instanceof ConflictError) return { acquired: false, data: null, error: null };
@@ -239,9 +252,21 @@ export class Locks {
     }
   }
 
+  /**
+   * Tells what becomes of these keys, and of those that begin with these prefixes, until the loop is left or `signal`
+   * aborts. It reconnects by itself; a `reset` says that events may be missing. Throws TypeError or RangeError
+   * at once, and what the server refuses out of the iteration.
+   */
+  watch(options: WatchOptions): AsyncIterableIterator<LockEvent> {
+    const { signal, ...filters } = operations.checkedOptions(options) as WatchOptions;
+    return this.#watches.watch(checkedFilters(filters), operations.checkedSignal(signal));
+  }
+
   /** Every running `withLock` loses its lock, then each is released; the first error of a release. @internal */
   async close(): Promise<{ error: VolcanoError | null }> {
     this.#isClosed = true;
+    this.#waits.close();
+    this.#watches.close();
     const { all } = this.#renewals;
     for (const kept of all) this.#renewals.touch(kept, (holding) => holding.lose(CLOSED));
     const errors = await Promise.all(all.map((kept) => this.#leave(kept)));
@@ -252,21 +277,41 @@ export class Locks {
 
   #plan(key: string, options: AcquireOptions): Plan {
     operations.checkedKey(key);
-    const { requestId, signal, ttl, token } = this.#asked(options);
+    const { requestId, signal, ttl, token, wait } = this.#asked(options);
     const seconds = operations.checkedTtl(ttl);
+    const patience = operations.checkedWait(wait);
     const isOwn = token !== undefined;
     const checked = isOwn ? operations.checkedToken(token) : this.#settings.uuid();
     if (isOwn && this.#spent.has(checked)) {
       throw new RangeError('token was released before and cannot acquire again: make a new one');
     }
-    return { key, ttl: seconds, token: checked, requestId, isOwn, signal };
+    return { key, ttl: seconds, wait: patience, token: checked, requestId, isOwn, signal };
+  }
+
+  /** Tries at once and, while `wait` lasts, again whenever the key may be free. */
+  async #patiently(plan: Plan, cancel: AbortSignal | undefined, attempt: () => Promise<Acquired>): Promise<Acquired> {
+    if (plan.wait === 0) return attempt();
+    const endsAt = this.#settings.clock.now() + plan.wait;
+    try {
+      return await attempt();
+    } catch (refusal) {
+      if (!(refusal instanceof ConflictError)) throw refusal;
+      const isReleased = () => this.#spent.has(plan.token);
+      const again = () => {
+        plan.requestId = this.#settings.uuid();
+        if (isReleased()) plan.token = this.#settings.uuid();
+        return attempt();
+      };
+      const isWorthAnother = () => !(plan.isOwn && isReleased());
+      return this.#waits.wait({ key: plan.key, endsAt, refusal, cancel, attempt: again, isWorthAnother });
+    }
   }
 
   /** The grant. Throws what went wrong, after a release where the server may have granted it all the same. */
   async #obtain(plan: Plan, cancel: AbortSignal | undefined, givesBack: boolean): Promise<Acquired> {
     const { key, ttl, token } = plan;
     if (cancel?.aborted) throw new Cancelled(cancel.reason);
-    if (this.#isClosed) throw new VolcanoError('this client is closed');
+    if (this.#isClosed) throw closed();
     const request = operations.acquire(key, { ...this.#lease(token, plan.requestId), ttl });
     const flow = operations.acquireFlow(request, {
       ttl,
@@ -297,10 +342,10 @@ export class Locks {
   }
 
   /** Releases what may have been granted. */
-  async #giveBack({ key, token, isOwn }: Plan): Promise<void> {
+  async #giveBack({ key, token }: Plan): Promise<void> {
     const request = operations.release(key, this.#lease(token, this.#settings.uuid()));
     const onSent = () => {
-      if (isOwn) this.#spend(token);
+      this.#spend(token);
       this.#loseSharers(key, token);
     };
     try {
@@ -453,44 +498,3 @@ export class Locks {
 
 const CLOSED = 'was given up: the client was closed';
 const SHARED = 'was lost: another withLock of its lock token has ended';
-
-/** How a callback ended. */
-type Ending<Data> = { failed: false; data: Data } | { failed: true; thrown: unknown };
-
-/** Also what throws before its first await, and what returns no promise. */
-async function settled<Data>(work: () => Data | PromiseLike<Data>): Promise<Ending<Data>> {
-  try {
-    return { failed: false, data: await work() };
-  } catch (thrown) {
-    return { failed: true, thrown };
-  }
-}
-
-/** The envelope: neither the callback's error or result nor the loss masks the other. */
-function concluded<Data>(
-  { loss }: Holding,
-  ending: Ending<Data>,
-  releaseError: VolcanoError | null,
-): WithLockResult<Data> {
-  if (loss) {
-    if (!ending.failed) return { acquired: true, data: ending.data, error: loss };
-    const isItself = ending.thrown === loss;
-    const beside = new LockLostError(loss.message, { ...loss, because: loss.because, cause: ending.thrown });
-    return { acquired: true, data: null, error: isItself ? loss : beside };
-  }
-  const noted = releaseError ? { releaseError } : {};
-  if (ending.failed) return { acquired: true, data: null, error: thrownError(ending.thrown), ...noted };
-  return { acquired: true, data: ending.data, error: null, ...noted };
-}
-
-/** What an envelope's `error` says. Anything that is not an answer or a cancellation is a fault of ours, and thrown. */
-function told(thrown: unknown): Error {
-  if (thrown instanceof VolcanoError) return thrown;
-  if (thrown instanceof Cancelled) return thrownError(thrown.reason);
-  throw thrown;
-}
-
-/** As it was thrown; but `throw undefined` must not look like success. */
-function thrownError(thrown: unknown): Error {
-  return (thrown || new Error(`${String(thrown)} was thrown`)) as Error;
-}

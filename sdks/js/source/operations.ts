@@ -12,6 +12,7 @@ import { discreet, type LockLease, type LockState } from './lease.js';
 
 export const TTL_MIN = 5;
 export const TTL_MAX = 7_776_000;
+export const KEY_LENGTH = 128;
 
 /**
  * Seconds that one try of a release on the way out may take, and that a cancelled acquire may still wait
@@ -27,12 +28,12 @@ const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i;
 
 // --- arguments -------------------------------------------------------------------------------------
 
-/** The key; else TypeError or RangeError with the grammar. */
-export function checkedKey(key: unknown): string {
+/** The key, or what is written like one; else TypeError or RangeError with the grammar. */
+export function checkedKey(key: unknown, name = 'key'): string {
   if (typeof key === 'string' && KEY.test(key)) return key;
   throw wrong(
     typeof key === 'string',
-    `key must be 1 to 128 characters, a letter or digit followed by letters, digits, '.', '_', ':' or '-' (ASCII); got ${shown(key)}`,
+    `${name} must be 1 to ${KEY_LENGTH} characters, a letter or digit followed by letters, digits, '.', '_', ':' or '-' (ASCII); got ${shown(key)}`,
   );
 }
 
@@ -43,6 +44,12 @@ export function checkedTtl(ttl: unknown): number {
     typeof ttl === 'number',
     `ttl must be a whole number of seconds from ${TTL_MIN} to ${TTL_MAX} (90 days); got ${shown(ttl)}`,
   );
+}
+
+/** The longest wait in seconds; else TypeError or RangeError. */
+export function checkedWait(wait: unknown = 0): number {
+  if (typeof wait === 'number' && wait >= 0) return wait; // NaN is not
+  throw wrong(typeof wait === 'number', `wait must be a number of seconds from 0, or Infinity; got ${shown(wait)}`);
 }
 
 /** The lock token in its canonical form; else an error that does not show it. */
@@ -101,7 +108,7 @@ function shown(value: unknown): string {
 
 // --- requests --------------------------------------------------------------------------------------
 
-export type Operation = 'acquire' | 'renew' | 'renewMany' | 'release' | 'get' | 'forceRelease';
+export type Operation = 'acquire' | 'renew' | 'renewMany' | 'release' | 'get' | 'forceRelease' | 'watch';
 
 /**
  * One operation, fixed before the first send and identical on every try of it. `path` is relative to the
@@ -171,7 +178,7 @@ function leaseRequest(
   return request(operation, method, `${path(key)}/lease`, identity, { 'X-Volcano-Lock-Token': identity.token }, body);
 }
 
-function request(
+export function request(
   operation: Operation,
   method: string,
   where: string,
@@ -359,8 +366,8 @@ export function leaseOf(key: string, token: string, { expiresAt, fencingToken }:
 
 /** The error that an answer other than the expected one stands for. */
 export function problem(request: Request, answer: Answer): VolcanoError {
-  const fields = parsed(answer.body);
-  const told = isObject(fields) && typeof fields.error === 'string' && typeof fields.code === 'string';
+  const fields = parsedObject(answer.body);
+  const told = typeof fields?.error === 'string' && typeof fields.code === 'string';
   const sentence = told ? (fields.error as string) : ''; // a proxy's page says nothing that helps
   const Class = fromStatus(answer.status);
   return new Class(sentence || `${request.operation} was answered ${answer.status} without an explanation`, {
@@ -397,17 +404,19 @@ function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
-function parsed(body: string): unknown {
+/** The object that a text is in JSON; what it means that it is none, the caller says. */
+export function parsedObject(text: string): Record<string, unknown> | undefined {
   try {
-    return JSON.parse(body);
+    const value: unknown = JSON.parse(text);
+    return isObject(value) ? value : undefined;
   } catch {
-    return undefined; // not JSON: the caller says what that means
+    return undefined;
   }
 }
 
 function jsonObject(request: Request, answer: Answer): Record<string, unknown> {
-  const fields = parsed(answer.body);
-  if (!isObject(fields)) throw unreadable(request, answer, 'body');
+  const fields = parsedObject(answer.body);
+  if (!fields) throw unreadable(request, answer, 'body');
   return fields;
 }
 

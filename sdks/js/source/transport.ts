@@ -1,11 +1,14 @@
-/** The only file that touches the network: one try in, its outcome out. */
+/** The only file that touches the network: one try in, its outcome out; or a stream of bytes that goes on. */
 
 import type { Clock } from './clock.js';
 import { TransportError } from './errors.js';
-import type { Failure, Outcome, Try } from './operations.js';
+import type { Answer, Failure, Outcome, Request, Try } from './operations.js';
 
 /** Exchanges of one kind that may be under way at once: a burst of calls must not become one of sockets. */
 export const MOST_AT_ONCE = 64;
+
+/** Seconds: a stream from which nothing came for so long is lost; a server that is there sends a comment every 15. */
+export const SILENCE_SECONDS = 40;
 
 /** What ended an exchange from our side. */
 type Interruption = 'timeout' | 'cancelled';
@@ -34,7 +37,29 @@ export class Transport {
    * does not extend, and `cancel`, after `patience` more seconds, end it and close its socket, so that no later
    * exchange can meet its answer. `onSent` hears the moment of the send.
    */
-  async exchange({ request, timeout }: Try, { cancel, patience = 0, onSent }: Manner = {}): Promise<Outcome> {
+  exchange(attempt: Try, manner: Manner = {}): Promise<Outcome> {
+    return this.#send(attempt, manner, whole);
+  }
+
+  /**
+   * Opens a stream: resolves when its headers have come, else to what came in its place. `cancel` closes it and its
+   * socket, then and later.
+   */
+  open(attempt: Try, cancel: AbortSignal): Promise<Outcome | Incoming> {
+    return this.#send<Outcome | Incoming>(attempt, { cancel }, async (response, sentAt, controller) => {
+      const isStream =
+        response.status === 200 && /^text\/event-stream\b/i.test(response.headers.get('content-type') ?? '');
+      if (!isStream) return whole(response, sentAt);
+      if (!response.body) throw new TypeError('this fetch gives no stream of the body');
+      return new Incoming(response.body, this.#clock, controller, cancel);
+    });
+  }
+
+  async #send<Result>(
+    { request, timeout }: Try,
+    { cancel, patience = 0, onSent }: Manner,
+    read: (response: Response, sentAt: number, controller: AbortController) => Promise<Result>,
+  ): Promise<Result | Failure> {
     await turns();
     const sentAt = this.#clock.now();
     if (cancel?.aborted) return unsent(sentAt, 'the call was cancelled before it was sent');
@@ -52,7 +77,7 @@ export class Transport {
     cancel?.addEventListener('abort', onCancel);
     const stopWaiting = this.#clock.at(sentAt + timeout, () => interrupt('timeout'));
     try {
-      const outcome = await Promise.race([this.#answer({ request, timeout }, sentAt, controller.signal), interrupted]);
+      const outcome = await Promise.race([this.#answer(request, sentAt, controller, read), interrupted]);
       if (typeof outcome !== 'string') return outcome;
       controller.abort();
       const why = outcome === 'timeout' ? `no answer within ${shortly(timeout)} s` : 'the call was cancelled';
@@ -64,17 +89,21 @@ export class Transport {
     }
   }
 
-  async #answer({ request }: Try, sentAt: number, signal: AbortSignal): Promise<Outcome> {
-    const { method, headers, body, path, operation, requestId } = request;
+  async #answer<Result>(
+    { method, headers, body, path, operation, requestId }: Request,
+    sentAt: number,
+    controller: AbortController,
+    read: (response: Response, sentAt: number, controller: AbortController) => Promise<Result>,
+  ): Promise<Result | Failure> {
     try {
       const response = await this.#fetch(`${this.#apiUrl}${path}`, {
         method,
         headers,
-        signal,
+        signal: controller.signal,
         redirect: 'manual',
         ...(body === undefined ? {} : { body }),
       });
-      return { sentAt, status: response.status, headers: response.headers, body: await response.text() };
+      return await read(response, sentAt, controller);
     } catch (cause) {
       return {
         sentAt,
@@ -83,6 +112,54 @@ export class Transport {
       };
     }
   }
+}
+
+async function whole(response: Response, sentAt: number): Promise<Answer> {
+  const { status, headers } = response;
+  return { sentAt, status, headers, body: await response.text() };
+}
+
+/** A body that comes bit by bit, for as long as it lasts. One reads it at a time. */
+export class Incoming {
+  #reader: ReadableStreamDefaultReader<Uint8Array>;
+  #clock: Clock;
+  #connection: AbortController;
+  #cancel: AbortSignal;
+  #isOver = false;
+  #give: (bytes: Uint8Array | null) => void = () => {};
+
+  constructor(body: ReadableStream<Uint8Array>, clock: Clock, connection: AbortController, cancel: AbortSignal) {
+    this.#reader = body.getReader();
+    this.#clock = clock;
+    this.#connection = connection;
+    this.#cancel = cancel;
+    cancel.addEventListener('abort', this.close);
+    if (cancel.aborted || connection.signal.aborted) this.close();
+  }
+
+  /** The next bytes; null when it is over: ended, broken, silent for too long, or closed. */
+  read(): Promise<Uint8Array | null> {
+    return new Promise((resolve) => {
+      const stopWaiting = this.#clock.at(this.#clock.now() + SILENCE_SECONDS, this.close);
+      this.#give = (bytes) => {
+        this.#give = () => {};
+        stopWaiting();
+        resolve(bytes);
+      };
+      this.#reader.read().then(({ value }) => (value ? this.#give(value) : this.close()), this.close);
+      if (this.#isOver) this.#give(null);
+    });
+  }
+
+  /** Lets go of the socket, at once. */
+  close = (): void => {
+    this.#give(null);
+    if (this.#isOver) return;
+    this.#isOver = true;
+    this.#cancel.removeEventListener('abort', this.close);
+    this.#connection.abort();
+    this.#reader.cancel().catch(() => {}); // where `fetch` does not heed its signal
+  };
 }
 
 /**
@@ -125,7 +202,7 @@ export class Lanes {
  * Lets the event loop poll its sockets once. After it was blocked, the news that the server has closed a kept
  * connection is still unread, and a request written to that connection would fail.
  */
-async function turns(): Promise<void> {
+export async function turns(): Promise<void> {
   if (typeof setImmediate !== 'function') return; // not Node: such runtimes have no pool that we could outrun
   for (let turn = 0; turn < 2; turn++) await new Promise<void>((resolve) => setImmediate(resolve));
 }

@@ -57,6 +57,15 @@ test('every TTL of the table is taken or refused as it says', () => {
   }
 });
 
+test('which wait is one, the table knows', () => {
+  for (const { wait, number, valid } of table('waits')) {
+    const given = number === undefined ? wait : Number(number);
+    if (valid) assert.equal(operations.checkedWait(given), given);
+    else assert.match(refusal(() => operations.checkedWait(given)).message, /^wait must be a number of seconds/);
+  }
+  assert.equal(operations.checkedWait(undefined), 0);
+});
+
 test('a value of the wrong type is a TypeError, one out of range a RangeError', () => {
   for (const [wrong, kind] of [
     [() => operations.checkedTtl('30'), TypeError],

@@ -11,19 +11,22 @@ const require = createRequire(import.meta.url);
 
 export const sdk = require('../build/index.js');
 export const clocks = require('../build/clock.js');
+export const events = require('../build/events.js');
 export const { Heap } = require('../build/heap.js');
 export const guards = require('../build/guard.js');
 export const operations = require('../build/operations.js');
 export const renewals = require('../build/renewal.js');
+export const streams = require('../build/stream.js');
 export const transports = require('../build/transport.js');
+export const waits = require('../build/waiting.js');
 
 export const SERVICE_KEY = 'sk-test-0123456789';
 export const TOKEN = '0b0f3f7e-8c1c-4e9c-9c53-0d4c2f6b3a11';
 
-/** The rows of a table that all SDKs share. */
-export function table(name) {
+/** The rows of a table that all SDKs share, or what else is in it. */
+export function table(name, part = 'rows') {
   const path = fileURLToPath(new URL(`../../../conformance/tables/${name}.json`, import.meta.url));
-  return JSON.parse(readFileSync(path, 'utf8')).rows;
+  return JSON.parse(readFileSync(path, 'utf8'))[part];
 }
 
 /** Lets everything go on that waits for no timer and no socket. */
@@ -54,6 +57,11 @@ export class ManualClock {
     const pending = { when, wake };
     this.pending.add(pending);
     return () => this.pending.delete(pending);
+  }
+
+  /** Seconds since 1970: 1 December 2026, and what has passed here. */
+  wall() {
+    return 1_796_083_200 + this.#now - 1_000;
   }
 
   block(seconds) {
@@ -109,6 +117,14 @@ export async function scripted(t) {
         });
       });
     },
+    /** The next that is none of an event stream; such a one waits on. */
+    nextCall: async function nextCall() {
+      const asked = await this.next();
+      if (!asked.what.startsWith('GET /lock-events')) return asked;
+      const call = await this.nextCall();
+      waiting.unshift(asked);
+      return call;
+    },
     get count() {
       return count;
     },
@@ -121,10 +137,11 @@ class Asked {
     this.headers = request.headers;
     this.body = body;
     this.response = response;
-    this.isClosed = false;
-    request.socket.on('close', () => {
-      this.isClosed = true;
-    });
+    this.socket = request.socket;
+  }
+
+  get isClosed() {
+    return this.socket.destroyed;
   }
 
   answer(status, body, headers = {}) {
@@ -147,6 +164,22 @@ class Asked {
 
   lose() {
     this.response.socket.destroy();
+  }
+
+  /** The answer of an event stream; with the first comment line, by which a client knows that it is heard. */
+  stream() {
+    this.response.writeHead(200, { 'content-type': 'text/event-stream' });
+    this.send(':\n\n');
+  }
+
+  send(text) {
+    this.response.write(text);
+  }
+
+  /** One event on it; what is not named is made up. */
+  tell(type, fields = {}, id = '1') {
+    const data = { key: 'k', fencing_token: 7, at: '2026-12-01T00:00:00.000Z', watchers: 1, ...fields };
+    this.send(`event: ${type}\nid: ${id}\ndata: ${JSON.stringify(type === 'reset' ? {} : data)}\n\n`);
   }
 }
 

@@ -1,9 +1,11 @@
 import assert from 'node:assert/strict';
+import { getEventListeners } from 'node:events';
 import { createServer } from 'node:http';
 import { createServer as createSocketServer } from 'node:net';
 import { test } from 'node:test';
 import {
   clocks,
+  events,
   ManualClock,
   operations,
   SERVICE_KEY,
@@ -14,7 +16,8 @@ import {
   until,
 } from './support.mjs';
 
-const request = operations.get('a:b', { serviceKey: SERVICE_KEY, requestId: TOKEN });
+const identity = { serviceKey: SERVICE_KEY, requestId: TOKEN };
+const request = operations.get('a:b', identity);
 const attempt = { request, timeout: 10 };
 
 async function arranged(t) {
@@ -203,6 +206,127 @@ test('a kept connection that the server closed while the event loop was blocked 
     assert.equal((await second).status, 200);
   }
 });
+
+// --- streams -----------------------------------------------------------------------------------------
+
+const opening = { request: events.subscribe({ keys: ['a'], prefixes: [] }, '', identity), timeout: 10 };
+
+/** A stream that is open: its first comment was read. */
+async function opened(t) {
+  const all = await arranged(t);
+  const cancel = new AbortController();
+  const pending = all.transport.open(opening, cancel.signal);
+  const asked = await all.server.next();
+  asked.stream();
+  const incoming = await pending;
+  assert.equal(text(await incoming.read()), ':\n\n');
+  return { ...all, asked, cancel, incoming };
+}
+
+const text = (bytes) => bytes && new TextDecoder().decode(bytes);
+
+test('a stream is given when its headers have come, and its bytes as they come', async (t) => {
+  const { asked, incoming, clock } = await opened(t);
+
+  for (const part of ['one', 'two']) {
+    const read = incoming.read();
+    asked.send(part);
+    assert.equal(text(await read), part);
+  }
+  assert.equal(clock.pending.size, 0);
+  const read = incoming.read();
+  asked.response.end();
+
+  assert.equal(await read, null);
+  assert.equal(await incoming.read(), null);
+  assert.equal(clock.pending.size, 0);
+});
+
+test('whatever ends it ends a read, once and for all, closes the socket and leaves no listener', async (t) => {
+  for (const end of [
+    ({ cancel }) => cancel.abort(),
+    ({ incoming }) => incoming.close(),
+    ({ asked }) => asked.lose(),
+    ({ clock }) => clock.advance(transports.SILENCE_SECONDS),
+  ]) {
+    const all = await opened(t);
+    const read = all.incoming.read();
+
+    await end(all);
+
+    assert.equal(await read, null, String(end));
+    assert.equal(await all.incoming.read(), null);
+    await until(() => all.asked.isClosed);
+    assert.equal(all.clock.pending.size, 0);
+    assert.equal(getEventListeners(all.cancel.signal, 'abort').length, 0);
+  }
+});
+
+test('silence counts from the latest byte', async (t) => {
+  const { asked, incoming, clock } = await opened(t);
+  for (let n = 0; n < 3; n++) {
+    const read = incoming.read();
+    await clock.advance(39.9);
+    asked.send(':');
+    assert.equal(text(await read), ':');
+  }
+  incoming.close();
+});
+
+test('an answer that is no stream is read whole', async (t) => {
+  const { server, transport } = await arranged(t);
+  for (const [status, type] of [
+    [404, 'application/json'],
+    [200, 'application/json'],
+    [200, 'text/event-streams'],
+    [503, 'text/event-stream'],
+  ]) {
+    const outcome = transport.open(opening, new AbortController().signal);
+    (await server.next()).answer(status, '{}', { 'content-type': type });
+
+    const { status: told, body } = await outcome;
+    assert.deepEqual([told, body], [status, '{}'], `${status} ${type}`);
+  }
+});
+
+test('a stream whose headers do not come in time, or that is cancelled before, is none', async (t) => {
+  for (const end of [({ clock }) => clock.advance(10), ({ cancel }) => cancel.abort()]) {
+    const all = { ...(await arranged(t)), cancel: new AbortController() };
+    const outcome = all.transport.open(opening, all.cancel.signal);
+    const asked = await all.server.next();
+
+    await end(all);
+
+    assert.equal((await outcome).reached, true);
+    await until(() => asked.isClosed);
+    assert.equal(all.clock.pending.size, 0);
+    assert.equal(getEventListeners(all.cancel.signal, 'abort').length, 0);
+  }
+});
+
+test('an injected fetch may ignore its signal, or give no stream', async () => {
+  let isLetGo = false;
+  const body = new ReadableStream({
+    cancel() {
+      isLetGo = true;
+    },
+  });
+  const headers = new Headers({ 'content-type': 'text/event-stream; charset=utf-8' });
+  const answering = (answer) =>
+    new transports.Transport('http://127.0.0.1', new ManualClock(), async () => ({ status: 200, headers, ...answer }));
+  const cancel = new AbortController();
+
+  const incoming = await answering({ body }).open(opening, cancel.signal);
+  const read = incoming.read();
+  cancel.abort();
+  assert.equal(await read, null);
+  assert.equal(isLetGo, true);
+
+  const { failure } = await answering({ body: null }).open(opening, new AbortController().signal);
+  assert.match(failure.message, /this fetch gives no stream of the body/);
+});
+
+// --- lanes -------------------------------------------------------------------------------------------
 
 test('more calls than there are lanes take turns, and who is cancelled in the line leaves it at once', async () => {
   const lanes = new transports.Lanes();

@@ -1,0 +1,379 @@
+/**
+ * When to try again for a key that is held: first the pure half (`now`, chance and answers go in), then the
+ * waiters of a client and the one stream that tells them all.
+ *
+ *     try ── 409 ──> wait ── released, lapsed, stream (re)opened ──> try …     until the time is over
+ *      └─ 429, 5xx, no answer: again in a while  └── no stream: read now and then; free ──> try …
+ *
+ * docs/semantics.md#waiting
+ */
+
+import { type Clock, pause } from './clock.js';
+import { ConflictError, TransportError, VolcanoError } from './errors.js';
+import { covers, type Filters, filtersOf, type LockEvent } from './events.js';
+import type { LockState } from './lease.js';
+import { backoff, isUnknown, Stream, type Surroundings } from './stream.js';
+import { Incoming, turns } from './transport.js';
+
+/** Seconds after `expires_at` in which nobody can take a key. */
+const GRACE = 1;
+
+/** Seconds between the tries of one client's waiters for a key: only one of them can get it. */
+const STAGGER = 0.05;
+
+/** Seconds from an event to the try: at once when alone, a crowd is spread out. `random`: 0 to below 1. */
+export function spread(watchers: number, random: number): number {
+  return random * Math.min(Math.max(watchers - 1, 0) * 0.002, 1);
+}
+
+/**
+ * Seconds until a key is read again for want of a stream: 1 to 5, or when its lease will be over. `left`: until then,
+ * by the host's clock. Where that is long past, one of the two clocks is wrong, and `left` says nothing.
+ */
+export function readDelay(random: number, left = Number.POSITIVE_INFINITY): number {
+  const delay = 1 + 4 * random;
+  return left > -GRACE ? Math.min(delay, Math.max(left, 0.1)) : delay;
+}
+
+const FINAL = new Set([400, 401, 403, 404]);
+
+/** Whether a wait goes on after this: it was no answer, or one that may be another the next time. */
+export function isPassing(error: VolcanoError): boolean {
+  return error instanceof TransportError || (error.status !== null && !FINAL.has(error.status));
+}
+
+/** One wait for a key, from its first refusal on: what it knows, never what time it is. */
+export class Waiting {
+  /** When to try; infinite: not before something gives hope. */
+  tryAt = Number.POSITIVE_INFINITY;
+  #endsAt: number;
+  #refusal: VolcanoError;
+  #trouble: VolcanoError | null = null; // the last outcome, where that says nothing of the key
+  #failures = 0; // tries in a row that came to nothing
+  #isOwed = false; // the last of them is to be made again, whoever has the key
+  #notBefore = Number.NEGATIVE_INFINITY;
+
+  constructor(endsAt: number, refusal: VolcanoError) {
+    this.#endsAt = endsAt;
+    this.#refusal = refusal;
+  }
+
+  /** When to look again: to try, or since it is over. */
+  get wakesAt(): number {
+    return Math.min(this.tryAt, this.#endsAt);
+  }
+
+  /** What the wait has come to, once it is over. */
+  outcome(now: number): VolcanoError | null {
+    return now >= this.#endsAt ? (this.#trouble ?? this.#refusal) : null;
+  }
+
+  /** The key may be free: try at that time. */
+  hope(at: number): void {
+    this.tryAt = Math.min(this.tryAt, Math.max(at, this.#notBefore));
+  }
+
+  /** Somebody has it. */
+  despair(): void {
+    if (!this.#isOwed) this.tryAt = Number.POSITIVE_INFINITY;
+  }
+
+  /** A try begins; what gives hope meanwhile calls for another. */
+  trying(): void {
+    this.tryAt = Number.POSITIVE_INFINITY;
+    this.#isOwed = false;
+  }
+
+  /** Its answer: held by somebody. */
+  refused(refusal: ConflictError): void {
+    this.#refusal = refusal;
+    this.#trouble = null;
+    this.#failures = 0;
+  }
+
+  /** Its answer says nothing of the key, or there was none. */
+  failed(error: VolcanoError, now: number, random: number): void {
+    this.#trouble = error;
+    if (!isPassing(error)) this.#endsAt = now;
+    this.#failures += 1;
+    this.#isOwed = true;
+    this.#notBefore = now + Math.max(backoff(this.#failures, random), error.retryAfter ?? 0);
+    this.tryAt = this.#notBefore;
+  }
+
+  /** The key was read, or could not be. */
+  read(error: VolcanoError | null, now: number): void {
+    this.#trouble = error;
+    if (error && !isPassing(error)) this.#endsAt = now;
+  }
+
+  /** There is to be no other try: over, with the last outcome. */
+  end(now: number): void {
+    this.#endsAt = Math.min(this.#endsAt, now);
+  }
+}
+
+// --- the waiters of a client -----------------------------------------------------------------------
+
+/** What is waited for, and how it is tried. */
+export interface Wait<Result> {
+  readonly key: string;
+  readonly endsAt: number;
+  /** The answer to the first try. */
+  readonly refusal: ConflictError;
+  readonly cancel: AbortSignal | undefined;
+  /** One try. When the wait was cancelled or the client closed, it sends nothing and throws what is to be told. */
+  attempt(): Promise<Result>;
+  /** Whether there may be another try at all. */
+  isWorthAnother(): boolean;
+}
+
+/** What waiting needs of the client besides. */
+export interface Reader {
+  /** Reads a key, until `cancel` ends it. */
+  read(key: string, cancel: AbortSignal): Promise<{ state: LockState | null; error: Error | null }>;
+}
+
+interface Waiter {
+  readonly waiting: Waiting;
+  wake(): void;
+}
+
+const nothing = () => {};
+
+/**
+ * All that wait for one key. Only one of them can get it, so what gives hope is handed from one to the next, with
+ * time for an answer in between.
+ */
+class Crowd {
+  readonly waiters = new Set<Waiter>(); // in the order they came
+  line: Iterator<Waiter> = this.waiters.values(); // those that the latest hope has not come to
+  stopLine = nothing;
+  hopes = 0; // how often something gave hope
+  freed = 0; // the largest fencing token of a lease that is known to be over
+  isTold = false; // by a stream
+  reading: AbortController | null = null; // ends the reading, now and then, of a key of which no stream tells
+
+  constructor(readonly key: string) {}
+
+  hope(at: number, clock: Clock): void {
+    this.hopes += 1;
+    this.line = this.waiters.values();
+    this.#next(at, clock);
+  }
+
+  #next(at: number, clock: Clock): void {
+    this.stopLine();
+    this.stopLine = nothing;
+    const { done, value } = this.line.next();
+    if (done) return;
+    value.waiting.hope(at);
+    value.wake();
+    if (this.waiters.size > 1) this.stopLine = clock.at(at + STAGGER, () => this.#next(clock.now(), clock));
+  }
+
+  despair(): void {
+    this.stopLine();
+    this.stopLine = nothing;
+    for (const { waiting } of this.waiters) waiting.despair();
+  }
+}
+
+/**
+ * All waits of a client. One stream tells them of their keys; another is opened only to take its place, when a key came
+ * up that it does not cover. Without a waiter there is none.
+ */
+export class Waits {
+  #around: Surroundings & Reader;
+  #crowds = new Map<string, Crowd>(); // by key
+  #stream: Stream;
+  #told: Filters | null = null; // what the open connection tells of
+  #connection: AbortController | null = null; // ends it
+  #opening: AbortController | null = null; // ends the one that is to take its place
+  #isMute = false; // the server turned out to have no events
+  #isClosed = false;
+
+  constructor(around: Surroundings & Reader) {
+    this.#around = around;
+    this.#stream = new Stream(around);
+  }
+
+  /** Tries whenever the key may be free. Throws what the wait has come to, when that is no success. */
+  async wait<Result extends object>(wait: Wait<Result>): Promise<Result> {
+    const { clock } = this.#around;
+    const { cancel, attempt } = wait;
+    const waiting = new Waiting(wait.endsAt, wait.refusal);
+    const waiter: Waiter = { waiting, wake: nothing };
+    const sleep = (wake: () => void) => {
+      waiter.wake = wake;
+    };
+    const crowd = this.#join(wait.key, waiter);
+    try {
+      for (;;) {
+        if (cancel?.aborted || this.#isClosed) return await attempt();
+        const now = clock.now();
+        if (!wait.isWorthAnother()) waiting.end(now);
+        const outcome = waiting.outcome(now);
+        if (outcome) throw outcome;
+        if (waiting.tryAt > now) await pause(clock, waiting.wakesAt, cancel, sleep);
+        else {
+          const granted = await this.#try(crowd, waiting, attempt);
+          if (granted) return granted;
+        }
+      }
+    } finally {
+      this.#leave(crowd, waiter);
+    }
+  }
+
+  /** Ends every wait: each hears it from its next try. */
+  close(): void {
+    this.#isClosed = true;
+    for (const { waiters } of this.#crowds.values()) for (const waiter of waiters) waiter.wake();
+  }
+
+  /** One try. Where nothing gave hope since it began, its answer holds for all that wait for the key. */
+  async #try<Result>(crowd: Crowd, waiting: Waiting, attempt: () => Promise<Result>): Promise<Result | null> {
+    const { clock, random } = this.#around;
+    const { hopes } = crowd;
+    waiting.trying();
+    try {
+      const granted = await attempt();
+      if (crowd.hopes === hopes) crowd.despair();
+      return granted;
+    } catch (error) {
+      if (!(error instanceof VolcanoError)) throw error;
+      if (error instanceof ConflictError) {
+        waiting.refused(error);
+        if (crowd.hopes === hopes) crowd.despair();
+      } else {
+        const now = clock.now();
+        waiting.failed(error, now, random());
+        if (!crowd.isTold) void this.#poll(crowd, waiting.tryAt - now + readDelay(random()));
+      }
+      return null;
+    }
+  }
+
+  #join(key: string, waiter: Waiter): Crowd {
+    const { clock, random } = this.#around;
+    const known = this.#crowds.get(key);
+    const crowd = known ?? new Crowd(key);
+    this.#crowds.set(key, crowd);
+    crowd.waiters.add(waiter);
+    crowd.isTold ||= this.#told !== null && covers(this.#told, key);
+    if (crowd.isTold)
+      waiter.waiting.hope(clock.now()); // what was released before it came is not missed
+    else {
+      if (!known) void this.#poll(crowd, readDelay(random()));
+      this.#connect();
+    }
+    return crowd;
+  }
+
+  #leave(crowd: Crowd, waiter: Waiter): void {
+    crowd.waiters.delete(waiter);
+    if (crowd.waiters.size > 0) return;
+    crowd.stopLine();
+    crowd.reading?.abort();
+    this.#crowds.delete(crowd.key);
+    if (this.#crowds.size > 0) return;
+    this.#opening?.abort();
+    this.#connection?.abort();
+    this.#opening = this.#connection = this.#told = null;
+    this.#stream.forget();
+  }
+
+  // --- with a stream -------------------------------------------------------------------------------
+
+  /** Sees to it that a stream tells of every key. */
+  #connect(): void {
+    if (this.#opening || this.#isMute) return;
+    for (const { isTold } of this.#crowds.values()) {
+      if (isTold) continue;
+      void this.#open();
+      return;
+    }
+  }
+
+  async #open(): Promise<void> {
+    const opening = new AbortController();
+    const { signal } = opening;
+    this.#opening = opening;
+    await this.#stream.ready(signal);
+    const filters = filtersOf(this.#crowds.keys());
+    const opened = await this.#stream.open(filters, signal, this.#connection !== null);
+    if (signal.aborted) return; // all have left
+    this.#opening = null;
+    if (opened instanceof Incoming) this.#change(opening, opened, filters);
+    else if (opened && isUnknown(opened)) this.#isMute = true;
+    this.#connect(); // keys may have come up meanwhile
+  }
+
+  /** A new connection takes the place of the open one. */
+  #change(connection: AbortController, incoming: Incoming, filters: Filters): void {
+    const old = this.#connection;
+    this.#connection = connection;
+    this.#told = filters;
+    void this.#listen(connection, incoming);
+    for (const crowd of this.#crowds.values()) this.#settle(crowd, covers(filters, crowd.key));
+    if (old) void turns().then(() => old.abort()); // what has come over it already is still read
+  }
+
+  async #listen(connection: AbortController, incoming: Incoming): Promise<void> {
+    for await (const event of this.#stream.events(incoming, connection.signal)) this.#hear(event);
+    if (this.#connection !== connection) return;
+    this.#connection = this.#told = null;
+    for (const crowd of this.#crowds.values()) this.#settle(crowd, false);
+    this.#connect();
+  }
+
+  /** Whether a stream tells of a key; the first time, something may have happened before. */
+  #settle(crowd: Crowd, isTold: boolean): void {
+    const { clock, random } = this.#around;
+    if (crowd.isTold === isTold) return;
+    crowd.isTold = isTold;
+    crowd.reading?.abort();
+    if (isTold) crowd.hope(clock.now(), clock);
+    else void this.#poll(crowd, readDelay(random()));
+  }
+
+  #hear({ type, key, fencingToken, watchers }: LockEvent): void {
+    const { clock, random } = this.#around;
+    if (type === 'reset') {
+      for (const crowd of this.#crowds.values()) crowd.hope(clock.now(), clock);
+      return;
+    }
+    const crowd = this.#crowds.get(key);
+    if (!crowd) return;
+    if (type !== 'acquired') {
+      crowd.freed = Math.max(crowd.freed, fencingToken);
+      crowd.hope(clock.now() + spread(watchers, random()), clock);
+    } else if (fencingToken > crowd.freed) crowd.despair();
+  }
+
+  // --- without one ---------------------------------------------------------------------------------
+
+  /** Reads the key in so many seconds, and then now and then, until a stream tells of it or nobody waits. */
+  async #poll(crowd: Crowd, seconds: number): Promise<void> {
+    const { clock, random, read } = this.#around;
+    crowd.reading?.abort();
+    const reading = new AbortController();
+    crowd.reading = reading;
+    for (let delay = seconds; ; ) {
+      await pause(clock, clock.now() + delay, reading.signal);
+      if (reading.signal.aborted) return;
+      const { state, error } = await read(crowd.key, reading.signal);
+      if (reading.signal.aborted) return;
+      const now = clock.now();
+      const trouble = error as VolcanoError | null; // what else there is throws
+      for (const waiter of crowd.waiters) {
+        waiter.waiting.read(trouble, now);
+        if (trouble && !isPassing(trouble)) waiter.wake();
+      }
+      if (state && !state.held) crowd.hope(now, clock);
+      const left = state?.expiresAt ? Date.parse(state.expiresAt) / 1000 + GRACE - clock.wall() : undefined;
+      delay = Math.max(readDelay(random(), left), trouble?.retryAfter ?? 0);
+    }
+  }
+}
