@@ -19,7 +19,7 @@ class Cancelled < StandardError; end
 class Unsupported < StandardError; end
 
 class Driver
-  CAPABILITIES = %w[with_lock direct_calls pushed_loss cancel close renew_many].freeze
+  CAPABILITIES = %w[with_lock direct_calls pushed_loss cancel close renew_many wait events].freeze
   QUIET_PATIENCE = 4.0
 
   LINE = Mutex.new
@@ -36,7 +36,7 @@ class Driver
   end
 
   def initialize(hello)
-    @clock = VirtualClock.new if hello["clock"] == "virtual"
+    @clock = VirtualClock.new(Time.iso8601(hello["now"])) if hello["clock"] == "virtual"
     @client = Volcano::Client.new(
       api_url: hello["base_url"], service_key: hello["service_key"], proxy: nil, clock: @clock, logger: DriverLog,
       **(hello.key?("timeout") ? { timeout: hello["timeout"] } : {})
@@ -53,6 +53,7 @@ class Driver
   # Ends everything without a request: for a second hello.
   def drop
     @dropped = true
+    @session.waiting_room.close
     @session.transports.each(&:close)
     @session.keeper.lose_all("was dropped").each { |kept| @session.keeper.finish(kept) && kept.holding.released = true }
     @threads.each_value(&:kill).each_value(&:join)
@@ -62,9 +63,7 @@ class Driver
   def do(command)
     call = command["call"]
     case command["cmd"]
-    when "with_lock", "acquire", "renew", "release", "get", "force_release", "close"
-      raise Unsupported, "wait is not part of this SDK" if command.key?("wait")
-
+    when "with_lock", "acquire", "renew", "release", "get", "force_release", "close", "watch"
       @finishes[call] = Queue.new
       yield(-> { start(call) { public_send(command["cmd"], command) } })
     when "finish" then yield(-> { @finishes.fetch(call) << command })
@@ -74,7 +73,7 @@ class Driver
     when "look" then return look(call)
     when "sleeping"
       quiet
-      return { seconds: virtual.lengths, in_flight: exchanges.size }
+      return { seconds: virtual.lengths, in_flight: exchanges.size, streaming: streams.map(&:taken) }
     when "advance" then advance(command)
     else raise Unsupported, "no command #{command["cmd"]} here"
     end
@@ -113,6 +112,15 @@ class Driver
     @client.locks.force_release(command["key"], **options(command))
   end
 
+  def watch(command)
+    call = command["call"]
+    @client.locks.watch(**command.slice("key", "prefix").transform_keys(&:to_sym)) do |event|
+      tell(event: "watched", call: call, **event.to_h, at: event.at && instant(event.at))
+    end
+  rescue Cancelled
+    nil # so an iteration is left
+  end
+
   def close(_command)
     @client.close
   end
@@ -143,7 +151,7 @@ class Driver
   end
 
   def options(command)
-    command.slice("ttl", "token", "request_id").transform_keys(&:to_sym)
+    command.slice("ttl", "token", "request_id", "wait").transform_keys(&:to_sym)
   end
 
   def lease(command)
@@ -175,6 +183,10 @@ class Driver
     @session.transports.flat_map(&:exchanges)
   end
 
+  def streams
+    @session.transports.flat_map(&:streams)
+  end
+
   # Until every other thread sleeps, several looks in a row, and nothing is there that would wake one.
   def quiet
     patience = Process.clock_gettime(Process::CLOCK_MONOTONIC) + QUIET_PATIENCE
@@ -192,7 +204,7 @@ class Driver
     busy = Thread.list.reject { |thread| thread == Thread.current || thread.status == "sleep" }
     # Interrupts wait while an exchange is seen through.
     interrupted = @threads.values.select { |thread| thread.alive? && thread.pending_interrupt? } - in_flight.map(&:thread)
-    busy + interrupted + in_flight.reject(&:at_rest?)
+    busy + interrupted + (in_flight + streams).reject(&:at_rest?)
   end
 
   # --- what is told ---------------------------------------------------------------------------------
@@ -224,6 +236,7 @@ class Driver
 
   def told(error)
     case error
+    when ->(one) { one.instance_of?(Volcano::Error) && one.message == "this client is closed" } then { error: "Closed" }
     when Volcano::Error
       name = error.instance_of?(Volcano::Error) ? "VolcanoError" : error.class.name.split("::").last
       facts = { code: error.code, status: error.status, retry_after: error.retry_after, request_id: error.request_id }

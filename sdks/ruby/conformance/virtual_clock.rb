@@ -42,12 +42,18 @@ class VirtualClock
   # @return [Proc] -> the exchanges in flight
   attr_writer :exchanges
 
-  def initialize
+  # @param wall [Time] the time of day at the start
+  def initialize(wall)
     @now = 1000.0
+    @wall_offset = wall.to_f - @now
     @ran_until = @now
     @timers = [] # [Timer, …] in the order they were asked for
     @mutex = Mutex.new
     @exchanges = -> { [] }
+  end
+
+  def wall
+    @wall_offset + @now
   end
 
   # While the process is blocked the time moves on, and nothing notices before it runs again.

@@ -7,6 +7,7 @@ require "volcano/fork"
 require "volcano/keeper"
 require "volcano/locks"
 require "volcano/transport"
+require "volcano/waiting_room"
 
 module Volcano
   # Credentials, settings and `.locks`. One client serves all threads of a process, and its forks.
@@ -56,8 +57,8 @@ module Volcano
       @locks = Locks.new(self)
     end
 
-    # Ends all that this client holds and does: the guards of its running `with_lock`s are lost first, then
-    # each of their leases is released. Leases of `acquire` are the caller's and stay.
+    # Ends all that this client holds and does: calls that wait and watches raise, the guards of its running `with_lock`s are
+    # lost, then each of their leases is released. Leases of `acquire` are the caller's and stay.
     #
     # @raise [Error] the first release that failed; the others were tried all the same
     # @return [void]
@@ -68,6 +69,7 @@ module Volcano
       session = @session
       return unless session&.mine?
 
+      session.waiting_room.close
       failures = @locks.release_all(session)
       session.close
       Fork.unwatch(self)
@@ -122,13 +124,14 @@ module Volcano
     class Session
       include Discreet
 
-      attr_reader :clock, :transport, :keeper
+      attr_reader :clock, :transport, :keeper, :waiting_room
 
-      def initialize(clock:, transport:, renewals:, keeper:, pid:)
+      def initialize(clock:, transport:, renewals:, keeper:, waiting_room:, pid:)
         @clock = clock
         @transport = transport
         @renewals = renewals
         @keeper = keeper
+        @waiting_room = waiting_room
         @pid = pid
       end
 
@@ -157,8 +160,11 @@ module Volcano
         clock: clock, transport: renewals, timeout: @timeout, mine: -> { pid == Process.pid },
         sender: @locks.method(:sender), log: ->(sentence) { log(:warn, sentence) }
       )
+      waiting_room = WaitingRoom.new(
+        clock: clock, transport: transport, timeout: @timeout, sender: @locks.method(:sender), log: ->(sentence) { log(:warn, sentence) }
+      )
       Fork.watch(self, [transport, renewals])
-      Session.new(clock: clock, transport: transport, renewals: renewals, keeper: keeper, pid: pid)
+      Session.new(clock: clock, transport: transport, renewals: renewals, keeper: keeper, waiting_room: waiting_room, pid: pid)
     end
 
     def from_environment(name)

@@ -10,7 +10,7 @@ module Volcano
   # so that a suspend shows (and a wall clock set forward costs a lease, never a lock).
   #
   # All timers of one clock share one thread, which is started by the first and gone a moment after the
-  # last. Tests and the conformance driver put a clock with the same three methods in its place.
+  # last. Tests and the conformance driver put a clock with the same four methods in its place.
   # @api private
   class SystemClock
     # The timers' thread looks at the clock this often: its waiting stands still while the host sleeps.
@@ -71,6 +71,11 @@ module Volcano
         end
         monotonic + @behind
       end
+    end
+
+    # The time of day, in seconds since 1970. For what a server says of its own.
+    def wall
+      Process.clock_gettime(Process::CLOCK_REALTIME)
     end
 
     # Is it that late?
@@ -135,10 +140,6 @@ module Volcano
 
     def monotonic
       Process.clock_gettime(Process::CLOCK_MONOTONIC)
-    end
-
-    def wall
-      Process.clock_gettime(Process::CLOCK_REALTIME)
     end
   end
 end

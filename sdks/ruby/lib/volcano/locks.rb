@@ -1,18 +1,19 @@
 # frozen_string_literal: true
 
 require "securerandom"
+require "volcano/acquisition"
 require "volcano/discreet"
 require "volcano/guard"
 require "volcano/operations"
 require "volcano/shield"
 require "volcano/waiting"
+require "volcano/watch"
 
 module Volcano
   # The lock operations: `client.locks`. Any thread may call them.
   #
   # Arguments that cannot be right raise ArgumentError before anything is sent. Times are seconds.
-  # The rules: docs/semantics.md. Below the calls stand the two things that they share and that nothing else needs: an
-  # acquire under way, and the life of one `with_lock`.
+  # The rules: docs/semantics.md. Below the calls stands the life of one `with_lock`.
   class Locks
     # Tokens for which a release was sent are remembered, so many of them.
     SPENT_TOKENS = 10_000
@@ -31,19 +32,21 @@ module Volcano
     # @param ttl [Integer] seconds that the lease lasts, 5 to 7 776 000
     # @param token [String, nil] a lock token (UUID) of your own: repeating the call with it, after an error
     #   too, gives the same lease. Absent: a new one
-    # @param request_id [String, nil] a UUID for the server's log
+    # @param request_id [String, nil] a UUID for the server's log; of the first try, where `wait` makes it several
+    # @param wait [Numeric] seconds to wait at most while somebody else holds the lock; Float::INFINITY: as long as it
+    #   takes. The lease's time starts with the try that gets it
     # @return [LockLease]
     # @raise [Error::ConflictError] somebody else holds the lock
-    def acquire(key, ttl:, token: nil, request_id: nil)
-      call = acquisition(key, ttl, token, request_id)
+    def acquire(key, ttl:, token: nil, request_id: nil, wait: 0)
+      # With the caller's own token the caller can recover; a token that nobody knows would block the key.
+      call = acquisition(key, ttl, token, request_id, wait, recoverable: !token.nil?)
       begin
         call.run
         raise call.error, cause: call.error.cause if call.error
 
         lease = call.lease
       ensure
-        # With the caller's own token the caller can recover; a token that nobody knows would block the key.
-        Shield.up { call.give_back } unless lease || token
+        Shield.up { call.give_back } unless lease
       end
     end
 
@@ -110,14 +113,15 @@ module Volcano
     # An error of the block goes up as it is. When the lock was lost too, the LockLostError stands at the
     # end of that error's chain of causes, as does a release that failed.
     #
+    # @param wait [Numeric] as of `acquire`
     # @yieldparam guard [LockGuard]
     # @return what the block returns
     # @raise [Error::ConflictError] somebody else holds the lock; the block did not run
     # @raise [Error::LockLostError] the lock was lost, whatever the block returned
-    def with_lock(key, ttl:, token: nil, request_id: nil)
+    def with_lock(key, ttl:, token: nil, request_id: nil, wait: 0)
       raise ArgumentError, "with_lock needs a block" unless block_given?
 
-      tenure = Tenure.new(@client, acquisition(key, ttl, token, request_id))
+      tenure = Tenure.new(@client, acquisition(key, ttl, token, request_id, wait, recoverable: false))
       begin
         yield tenure.begin
       rescue Exception => error # `$!` in the ensure would not do: it may be an older error
@@ -126,6 +130,24 @@ module Volcano
       ensure
         Shield.up { tenure.end }
       end
+    end
+
+    # What becomes of locks, as it happens, for as long as you ask: `acquired`, `released`, `force_released`, `lapsed`, and
+    # `reset` where events may be missing. Nothing is sent before the first is asked for.
+    #
+    #   client.locks.watch(prefix: "job-").each { |event| break if event.type == :released }
+    #
+    # The iteration has a connection of its own, opens another when that is lost, and ends it with itself: by `break` or an
+    # interrupt. After `next` it stays open; `rewind` ends it, and so does the garbage collector.
+    #
+    # @param key [String, Array<String>, nil] locks to watch
+    # @param prefix [String, Array<String>, nil] beginnings of the names of locks to watch; 64 of both at most
+    # @yieldparam event [LockEvent]
+    # @return [Enumerator] of LockEvents; with a block what that `break`s with
+    # @raise [Error::NotFoundError] from the iteration: the server has no events
+    def watch(key: nil, prefix: nil, &block)
+      events = Watch.new(@client, Events::Filters.checked(key, prefix)).each
+      block ? events.each(&block) : events
     end
 
     def inspect
@@ -167,12 +189,12 @@ module Volcano
 
     private
 
-    def acquisition(key, ttl, token, request_id)
+    def acquisition(key, ttl, token, request_id, wait, recoverable:)
       key = Operations.checked_key(key)
       ttl = Operations.checked_ttl(ttl)
-      token = token.nil? ? SecureRandom.uuid.freeze : unspent(Operations.checked_token(token))
-      request = Operations.acquire(key, ttl: ttl, token: token, **sender(request_id))
-      Acquisition.new(self, @client.session, request, key: key, ttl: ttl, token: token, timeout: @client.timeout, log: @client.method(:log))
+      wait = Waiting.checked_wait(wait)
+      own_token = token && unspent(Operations.checked_token(token))
+      Acquisition.new(@client, key: key, ttl: ttl, own_token: own_token, request_id: request_id, wait: wait, recoverable: recoverable)
     end
 
     def of_this_key(key, lease)
@@ -207,64 +229,6 @@ module Volcano
 
       raise ArgumentError, "token was released before and cannot acquire again: make a new one (SecureRandom.uuid)"
     end
-
-    # One acquire, from its first send to a lease or an error, and what its caller must know if it is
-    # interrupted on the way.
-    # @api private
-    class Acquisition
-      include Discreet
-
-      attr_reader :session, :key, :ttl, :token
-
-      def initialize(locks, session, request, key:, ttl:, token:, timeout:, log:)
-        @locks = locks
-        @session = session
-        @flow = Operations::AcquireFlow.new(request, ttl: ttl, timeout: timeout)
-        @key = key
-        @ttl = ttl
-        @token = token
-        @log = log
-      end
-
-      # Sends. The block, if any, is given a good answer under the shield.
-      def run
-        while (attempt = @flow.next_try)
-          @session.keeper.sent([@key, @token], @ttl)
-          @session.transport.see_through(attempt, patience: Operations::EXIT_TRY_SECONDS) do |outcome|
-            @flow.take(outcome)
-            granted { |acquired| yield acquired if block_given? } if @flow.acquired
-          end
-        end
-      end
-
-      # Why there is no lease; also when it was granted too late to be of use.
-      def error
-        return @flow.error unless @flow.acquired
-        return if @session.clock.now < Renewal::Trust.begun(@flow.acquired, @ttl).stop_at
-
-        Error::TransportError.new("acquire was answered too late to hold the lock")
-      end
-
-      def lease
-        @flow.acquired.grant.lease(@key, @token)
-      end
-
-      # Sends a release, if the server may have granted a lease. A failure is only logged.
-      def give_back
-        return unless @session.mine? && (@flow.acquired || @flow.unknown?)
-
-        flow = @locks.release_whole(@session, @key, @token, tries: 2)
-        @log.call(:warn, "the lock #{@key.inspect} may stay taken for #{@ttl} s: #{flow.error.message}") if flow.error
-      end
-
-      private
-
-      def granted
-        @session.keeper.answered([@key, @token], @flow.acquired.grant)
-        yield @flow.acquired
-      end
-    end
-    private_constant :Acquisition
 
     # One `with_lock`: begins with the acquire and ends, whatever happens, with the release.
     # @api private

@@ -133,6 +133,14 @@ module Volcano
       Request.new(operation: "force_release", http_method: "DELETE", path: path(key), headers: headers(service_key, request_id))
     end
 
+    # A stream of what becomes of the locks that these Filters name. `last_id`: the id of the event behind which it goes on;
+    # empty: from now on.
+    def watch(filters, last_id:, request_id:, service_key:)
+      headers = { **headers(service_key, request_id), "Accept" => "text/event-stream" }
+      headers["Last-Event-ID"] = last_id unless last_id.empty?
+      Request.new(operation: "watch", http_method: "GET", path: "/lock-events?#{filters.query}", headers: headers.freeze)
+    end
+
     def lease_request(operation, http_method, key, headers, ttl = nil)
       body = ttl && %({"ttl_seconds":#{ttl}})
       Request.new(operation: operation, http_method: http_method, path: "#{path(key)}/lease", headers: headers, body: body)
@@ -220,6 +228,15 @@ module Volcano
     # Read the outcome of a release or a force release.
     def released(request, outcome)
       expect(request, outcome, 204)
+    end
+
+    # Why there is no stream of events.
+    def not_opened(request, outcome)
+      return outcome.error if outcome.is_a?(Failure)
+      return unreadable(request, outcome, "content type") if outcome.status == 200
+      return problem(request, outcome) unless lacking?(outcome)
+
+      Error::NotFoundError.new("this server has no events", status: outcome.status, request_id: request.request_id)
     end
 
     # The error that an answer other than the expected one stands for.

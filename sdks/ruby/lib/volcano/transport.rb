@@ -48,9 +48,14 @@ module Volcano
       @closed = false
     end
 
-    # The exchanges in flight.
+    # The exchanges in flight; an open stream is none.
     def exchanges
-      Shield.up { @mutex.synchronize { @exchanges.dup } }
+      begun.reject(&:streaming?)
+    end
+
+    # The open streams.
+    def streams
+      begun.select(&:streaming?)
     end
 
     # Sends one try and returns its outcome. An interrupt leaves at once. The block, if any, is given the
@@ -82,6 +87,17 @@ module Volcano
       end
     end
 
+    # Opens a Stream. Nil when it is open, else the outcome.
+    def begin_stream(stream)
+      enter(stream)
+      connect(stream) || stream.perform
+    end
+
+    # Must follow, whatever came of that. Once more does no harm.
+    def end_stream(stream, outcome)
+      Shield.up { leave(stream, outcome) }
+    end
+
     # Ends what is in flight and closes every connection.
     def close
       Shield.up do
@@ -111,6 +127,10 @@ module Volcano
     end
 
     private
+
+    def begun
+      Shield.up { @mutex.synchronize { @exchanges.dup } }
+    end
 
     def exchange_of(try, patience: nil)
       Exchange.new(try, transport: self, clock: @clock, patience: patience)
@@ -163,7 +183,8 @@ module Volcano
 
     def leave(exchange, outcome)
       retired = @mutex.synchronize do
-        @exchanges.delete(exchange)
+        next [] unless @exchanges.delete(exchange)
+
         lane = exchange.lane
         lane&.rest(@clock.now)
         keep = outcome.is_a?(Operations::Answer) && lane.open? && !@closed
@@ -339,14 +360,18 @@ module Volcano
         [@deadline - @clock.now, 0.001].max
       end
 
+      # A Stream may be past that.
+      def streaming?
+        false
+      end
+
       # Sends and reads. Returns the Answer, or the Failure.
       def perform
-        body = String.new
         wire = Wire.new(@try.request, @transport.path(@try.request.path), self)
-        response = @lane.request(wire) { |answer| answer.read_body { |part| append(body, part) } }
-        raise EOFError, "the answer ends early" if body.bytesize < response.content_length.to_i # Net::HTTP lets it pass
+        response = @lane.request(wire) { |answer| read_body(answer) }
+        raise EOFError, "the answer ends early" if @body.bytesize < response.content_length.to_i # Net::HTTP lets it pass
 
-        Operations::Answer.new(sent_at: @sent_at, status: response.code.to_i, headers: response.each_header.to_h, body: body)
+        Operations::Answer.new(sent_at: @sent_at, status: response.code.to_i, headers: response.each_header.to_h, body: @body)
       rescue *BROKEN => error
         failure("got no answer from #{@transport.destination}: #{why(error)}", error)
       end
@@ -357,6 +382,7 @@ module Volcano
       end
 
       def sending(socket)
+        @socket = socket
         @lane.use(socket, self)
         @sent_at = @clock.now
         raise IOError, "closed" if @aborted
@@ -398,10 +424,13 @@ module Volcano
         @seconds, @deadline = @patience, until_then if until_then < @deadline
       end
 
-      def append(body, part)
-        raise IOError, "the answer is longer than #{BODY_BYTES} bytes" if body.bytesize + part.bytesize > BODY_BYTES
+      def read_body(answer)
+        @body = String.new
+        answer.read_body do |part|
+          raise IOError, "the answer is longer than #{BODY_BYTES} bytes" if @body.bytesize + part.bytesize > BODY_BYTES
 
-        body << part
+          @body << part
+        end
       end
 
       def why(error)

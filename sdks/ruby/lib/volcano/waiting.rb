@@ -37,12 +37,12 @@ module Volcano
       random * [[watchers - 1, 0].max * SPREAD_SECONDS, LONGEST_SPREAD_SECONDS].min
     end
 
-    # Seconds between two reads of a key that is held until `left` seconds from now, if that is known.
-    def poll_delay(random, left = nil)
+    # Seconds between two reads of a key. `left`: of its holder's lease, by the time of day, if that is known. Where that
+    # has been over for a while, the clocks differ.
+    def poll_delay(random, left = Float::INFINITY)
       delay = POLL_SECONDS.begin + random * (POLL_SECONDS.end - POLL_SECONDS.begin)
-      return delay unless left&.positive?
-
-      [delay, [left + GRACE_SECONDS, SOONEST_POLL_SECONDS].max].min
+      left += GRACE_SECONDS
+      left < -GRACE_SECONDS ? delay : [delay, [left, SOONEST_POLL_SECONDS].max].min
     end
 
     # When to try again what fails again and again: 0.1 s later, doubling to 5 s, ±50 %, and not before `Retry-After`.
@@ -116,11 +116,11 @@ module Volcano
         try_by(now)
       end
 
-      # A poll was answered with this LockState. `wall`: the time of day.
+      # A poll was answered with this LockState. `wall`: the time of day, in seconds since 1970.
       def read(state, now, wall, random)
         return try_by(now) unless state.held?
 
-        poll_by(now + Waiting.poll_delay(random, state.expires_at - wall))
+        poll_by(now + Waiting.poll_delay(random, state.expires_at.to_f - wall))
       end
 
       # A poll failed, and the next may do better.

@@ -24,6 +24,10 @@ class ManualClock
     @mutex.synchronize { @timers.delete_if { |other| other.equal?(timer) } }
   end
 
+  def wall
+    1_800_000_000.0 + @now
+  end
+
   def reached?(moment)
     @now >= moment
   end
