@@ -86,18 +86,21 @@ class Plan:
         return 1 if self.quick else 5
 
     @property
+    def warm_ups(self) -> int:
+        """Rounds before those that count."""
+        return 0 if self.quick else 1
+
+    @property
     def seconds(self) -> float:
         return 0.3 if self.quick else 3
 
     def alternate(self, runs: Mapping[str, Callable[[int], Any]]) -> dict[str, list[Any]]:
-        """Each run in turn, again and again, after one that only warms up."""
+        """Each run in turn, again and again."""
         results: dict[str, list[Any]] = {name: [] for name in runs}
-        for number in range(self.rounds + 1):
+        for number in range(self.warm_ups + self.rounds):
             for name, run in runs.items():
-                found = run(number)
-                if number:
-                    results[name].append(found)
-        return results
+                results[name].append(run(number))
+        return {name: found[self.warm_ups :] for name, found in results.items()}
 
 
 def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:

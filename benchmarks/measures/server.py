@@ -334,7 +334,7 @@ def start(plan: Plan) -> Result:
     """`volcano-server dev`, from its start to its first answer, and what it takes of memory."""
     took: list[float] = []
     memory: list[float] = []
-    for _ in range(plan.rounds + 1):
+    for _ in range(plan.warm_ups + plan.rounds):
         with directory() as place:
             began = time.perf_counter()
             command = (*SERVER, "dev", "--json", "--port", "0", "--store")
@@ -347,8 +347,18 @@ def start(plan: Plan) -> Result:
                 server.stdout.close()
     return Result(
         bars=[
-            Bar("start to first answer, s", Figure("", took[1:], "s"), 1.0, is_ceiling=True),
-            Bar("memory at start, MB", Figure("", memory[1:], "MB"), 60, is_ceiling=True),
+            Bar(
+                "start to first answer, s",
+                Figure("", took[plan.warm_ups :], "s"),
+                1.0,
+                is_ceiling=True,
+            ),
+            Bar(
+                "memory at start, MB",
+                Figure("", memory[plan.warm_ups :], "MB"),
+                60,
+                is_ceiling=True,
+            ),
         ],
         notes=[f"Python {sys.version.split()[0]}"],
     )
