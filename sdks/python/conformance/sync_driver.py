@@ -24,13 +24,13 @@ import driver
 from driver import BodyError, UnsupportedError
 
 from volcano_sdk import LockGuard, LockLease
-from volcano_sdk import transport as sdk_transport
+from volcano_sdk.lane import Connection, Lane, Shield
 from volcano_sdk.locks import Locks
 from volcano_sdk.operations import Outcome, Try
 from volcano_sdk.runtime import Runtime
 from volcano_sdk.settings import Settings
 from volcano_sdk.threads import MOST_WORKERS, Latch, Timer, Timers, Workers
-from volcano_sdk.transport import Lanes, Shield
+from volcano_sdk.transport import Lanes
 
 _PATIENCE = 10.0
 """Real seconds after which a driver that does not become quiet is at fault."""
@@ -407,7 +407,7 @@ def _nothing() -> None:
 
 def _observe_reads(current: Callable[[], Driver | None]) -> None:
     """A thread that reads from the server has sent all that it had to send: it is idle."""
-    read = sdk_transport._Stream.read  # noqa: SLF001  no seam but here
+    read = Connection.read
 
     def observed(stream: Any, max_bytes: int, timeout: float | None = None) -> bytes:
         active = current()
@@ -415,8 +415,8 @@ def _observe_reads(current: Callable[[], Driver | None]) -> None:
         with active.activity.idle():
             return read(stream, max_bytes, timeout)
 
-    vars(sdk_transport)["_Stream"].read = observed
-    holds_back = sdk_transport._Lane.holds_back  # noqa: SLF001  as above
+    Connection.read = observed  # type: ignore[assignment, method-assign]
+    holds_back = Lane.holds_back
 
     def observed_holding(lane: Any, error: BaseException) -> bool:
         is_held = holds_back(lane, error)
@@ -425,4 +425,4 @@ def _observe_reads(current: Callable[[], Driver | None]) -> None:
         active.activity.interrupt_was_seen()
         return is_held
 
-    vars(sdk_transport)["_Lane"].holds_back = observed_holding
+    Lane.holds_back = observed_holding  # type: ignore[assignment, method-assign]

@@ -12,12 +12,12 @@ import pytest
 from many import Items, keys
 
 from volcano_sdk.errors import TransportError
+from volcano_sdk.lane import Shield
 from volcano_sdk.locks import Locks
 from volcano_sdk.operations import Answer, Failure, Outcome, Try
 from volcano_sdk.runtime import Runtime
 from volcano_sdk.settings import Settings
 from volcano_sdk.threads import Latch, Timer, Workers
-from volcano_sdk.transport import Shield
 
 START = 100.0
 SETTINGS = Settings("http://volcano.test", service_key="sk-stage")
@@ -154,6 +154,10 @@ class ScriptedTransport:
             step = answer(200, step.body(request.body))
         return step(now)
 
+    def stream(self, attempt: Try) -> Outcome:
+        """Where it is not about streams, the server has none."""
+        return self.exchange(attempt)
+
     def abandon(self, attempt: Try) -> None:
         self.abandoned.append(attempt.request.path)
 
@@ -225,6 +229,7 @@ GOOD: dict[str, Step] = {
     "release": answer(204),
     "get": answer(200, '{"held": false}'),
     "force_release": answer(204),
+    "watch": refused(404, "not_found"),
 }
 
 

@@ -16,3 +16,10 @@ def rows(name: str, *, having: str | None = None) -> list[dict[str, Any]]:
     found = [row for row in found if having is None or having in row]
     assert found, f"{name}.json has no rows"
     return found
+
+
+def section(name: str, part: str) -> list[dict[str, Any]]:
+    """The rows of a further part of a table."""
+    found: list[dict[str, Any]] = json.loads((TABLES / f"{name}.json").read_text())[part]
+    assert found, f"{name}.json has no {part}"
+    return found

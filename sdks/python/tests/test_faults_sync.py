@@ -15,9 +15,10 @@ from pytest_httpserver import HTTPServer
 from werkzeug import Request, Response
 
 from volcano_sdk import ConflictError, LockGuard, LockLostError, VolcanoClient, VolcanoError
+from volcano_sdk.lane import Shield
 from volcano_sdk.operations import Outcome, Try
 from volcano_sdk.renewal import Schedule
-from volcano_sdk.transport import Lanes, Shield
+from volcano_sdk.transport import Lanes
 from volcano_server.testing import VolcanoServer, running_server
 
 PATIENCE = 20.0

@@ -19,16 +19,27 @@ RINGS = (
     {"runtime"},
     {"renewals"},
     {"transport", "async_transport", "async_shield"},
-    {"threads", "endpoint"},
-    {"renew_many"},
-    {"async_clock", "renewal", "settings", "tokens", "version"},
+    {"lane"},
+    {"threads", "endpoint", "waiting"},
+    {"renew_many", "subscription"},
+    {"async_clock", "renewal", "settings", "tokens", "version", "events"},
     {"operations", "clock"},
     {"lease", "errors"},
 )
-PURE = {"operations", "renewal", "renew_many", "tokens", "lease", "errors"}
+PURE = {
+    "operations",
+    "renewal",
+    "renew_many",
+    "tokens",
+    "lease",
+    "errors",
+    "events",
+    "subscription",
+    "waiting",
+}
 EFFECTS = {"time", "random", "os", "asyncio", "threading", "socket", "anyio", "httpx", "httpcore"}
 DEPENDENCIES = {"httpx", "httpcore", "anyio"}
-TRANSPORT = {"endpoint", "transport", "async_transport"}
+TRANSPORT = {"endpoint", "lane", "transport", "async_transport"}
 ONLY_IN = {"httpx": TRANSPORT, "httpcore": TRANSPORT, "time": {"clock"}}
 
 MODULES = {

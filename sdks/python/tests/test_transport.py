@@ -18,10 +18,11 @@ from werkzeug import Request, Response
 
 from volcano_sdk import operations, transport
 from volcano_sdk.clock import SystemClock
+from volcano_sdk.lane import Connection, Lane, Shield
 from volcano_sdk.operations import Answer, Failure, Outcome, Try
 from volcano_sdk.settings import Settings
 from volcano_sdk.threads import Timer, TimerThread
-from volcano_sdk.transport import Injected, Lanes, Shield
+from volcano_sdk.transport import Injected, Lanes
 
 PATIENCE = 10.0
 TOKEN = "4b5c3f7e-8f0c-4c3b-9a55-0d9d3c0f7a11"
@@ -191,7 +192,7 @@ def test_the_connection_that_was_used_last_is_used_first(serve: Callable[..., Ra
     first, second = wire._take(), wire._take()
     for lane in (first, second):
         lane.is_good = True
-        wire._give(lane)
+        wire.give(lane)
 
     wire.exchange(attempt())
 
@@ -488,7 +489,7 @@ def test_a_forgotten_transport_closes_its_sockets_without_a_word(
     wire.exchange(attempt())
     inherited = wire._idle[0]._socket
     assert inherited is not None
-    wire._busy.add(transport._Lane(wire._endpoint, wire._timers))
+    wire._busy.add(Lane(wire._endpoint, wire._timers))
 
     wire.forget()
 
@@ -589,9 +590,9 @@ def test_a_lane_that_was_shut_neither_waits_nor_sends() -> None:
     lane.shut()
 
     with pytest.raises(httpcore.ReadTimeout):
-        transport._Stream(lane).read(1)
+        Connection(lane).read(1)
     with pytest.raises(httpcore.ReadTimeout):
-        transport._Stream(lane).write(b"x")
+        Connection(lane).write(b"x")
     lane.close()
     theirs.close()
 
@@ -600,10 +601,10 @@ def test_a_wait_on_a_connection_that_is_none_is_an_error_of_the_network() -> Non
     wire = lanes("http://127.0.0.1:9")
     lane = wire._take()
     lane.use(socket.socket())
-    lane._limit(wire._timers.now() + 10)
+    lane.limit(wire._timers.now() + 10)
 
     with pytest.raises(httpcore.ReadError, match="not connected"):
-        transport._Stream(lane).read(10)
+        Connection(lane).read(10)
     lane.close()
 
 
@@ -613,10 +614,10 @@ def test_a_send_into_a_closed_connection_is_an_error_of_the_network() -> None:
     ours, theirs = socket.socketpair()
     theirs.close()
     lane.use(ours)
-    lane._limit(wire._timers.now() + PATIENCE)
+    lane.limit(wire._timers.now() + PATIENCE)
 
     with pytest.raises(httpcore.WriteError, match="Broken pipe"):
-        transport._Stream(lane).write(b"x")
+        Connection(lane).write(b"x")
     assert lane.reached
     lane.close()
 
@@ -689,7 +690,7 @@ def test_an_interrupt_leaves_an_answer_only_a_little_time(
     timers: Callable[[], TimerThread],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(transport, "EXIT_TRY_SECONDS", 0.2)
+    monkeypatch.setattr("volcano_sdk.lane.EXIT_TRY_SECONDS", 0.2)
     wire = lanes(serve(interrupts(1, OK, pause=0.5)).url, timers())
     shield = Shield()
     with handler(KeyboardInterrupt()):
@@ -703,7 +704,7 @@ def test_an_interrupt_leaves_an_answer_only_a_little_time(
 def test_an_interrupt_does_not_extend_a_try(
     serve: Callable[..., RawServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "EXIT_TRY_SECONDS", PATIENCE)
+    monkeypatch.setattr("volcano_sdk.lane.EXIT_TRY_SECONDS", PATIENCE)
 
     def interrupts_and_hangs(connection: socket.socket) -> None:
         heard(connection)
@@ -726,7 +727,7 @@ def test_an_interrupt_does_not_extend_a_try(
 def test_a_lane_without_a_connection_can_be_shut_too() -> None:
     wire = lanes("http://127.0.0.1:9")
     lane = wire._take()
-    lane._limit(wire._timers.now() + 10)
+    lane.limit(wire._timers.now() + 10)
 
     lane.shut()
 
@@ -796,10 +797,10 @@ def test_https_through_an_https_proxy_is_refused_in_words(
         socket.socket(), server_hostname="x"
     )
     lane.use(secure)
-    lane._limit(wire._timers.now() + 10)
+    lane.limit(wire._timers.now() + 10)
 
     with pytest.raises(httpcore.ConnectError, match="not supported"):
-        transport._Stream(lane).start_tls(ssl.create_default_context())
+        Connection(lane).start_tls(ssl.create_default_context())
     lane.close()
 
 

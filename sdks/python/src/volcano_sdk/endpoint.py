@@ -32,7 +32,6 @@ class Endpoint:
         self._ssl_context: ssl.SSLContext | None = None
         self._headers = [
             (b"Host", self._url.netloc),
-            (b"Accept", b"application/json"),
             (b"User-Agent", f"volcano-sdk-python/{__version__}".encode()),
         ]
 
@@ -45,9 +44,8 @@ class Endpoint:
         )
 
     def headers(self, request: Request) -> list[tuple[bytes, bytes]]:
-        headers = self._headers + [
-            (name.encode(), value.encode()) for name, value in request.headers.items()
-        ]
+        named = {"Accept": "application/json", **request.headers}
+        headers = self._headers + [(name.encode(), value.encode()) for name, value in named.items()]
         if request.method != "GET":
             headers.append((b"Content-Length", b"%d" % len(request.body)))
         return headers

@@ -16,6 +16,7 @@ from volcano_sdk.errors import (
 )
 from volcano_sdk.guard import LockGuard
 from volcano_sdk.held import HeldLock
+from volcano_sdk.lane import Shield
 from volcano_sdk.lease import LockLease, LockState
 from volcano_sdk.operations import (
     Acquired,
@@ -33,7 +34,6 @@ from volcano_sdk.operations import (
 )
 from volcano_sdk.renewal import Holding, Trust
 from volcano_sdk.runtime import Runtime, new_uuid, run
-from volcano_sdk.transport import Shield
 
 _log = logging.getLogger("volcano_sdk")
 

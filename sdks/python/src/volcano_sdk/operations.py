@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from volcano_sdk import errors
 from volcano_sdk.errors import ServerError, TransportError, VolcanoError
@@ -28,17 +28,18 @@ EXIT_TRY_SECONDS = 2.0
 still wait for its answer."""
 
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_HEADER = re.compile(r"[!-~]([ -~]*[!-~])?")
 
 
 # --- arguments -----------------------------------------------------------------------------------
 
 
-def checked_key(key: object) -> str:
-    """The key, or ValueError with the grammar."""
+def checked_key(key: object, name: str = "key") -> str:
+    """The key, or ValueError with the grammar; `name` is the argument's."""
     if isinstance(key, str) and _KEY.fullmatch(key):
         return key
     raise ValueError(
-        f"key must be 1 to 128 characters, a letter or digit followed by letters, digits,"
+        f"{name} must be 1 to 128 characters, a letter or digit followed by letters, digits,"
         f" '.', '_', ':' or '-' (ASCII); got {_shown(key)}"
     )
 
@@ -144,6 +145,25 @@ def get(key: str, *, request_id: str, service_key: str) -> Request:
 
 def force_release(key: str, *, request_id: str, service_key: str) -> Request:
     return Request("force_release", "DELETE", _path(key), _headers(service_key, request_id))
+
+
+def watch(
+    keys: Iterable[str],
+    prefixes: Iterable[str],
+    *,
+    last_id: str,
+    request_id: str,
+    service_key: str,
+) -> Request:
+    """The stream of events of these: an addition of our server.  `last_id`: after which, or empty.
+
+    An id that does not fit into a header is left out.
+    """
+    headers = {**_headers(service_key, request_id), "Accept": "text/event-stream"}
+    if _HEADER.fullmatch(last_id):
+        headers["Last-Event-ID"] = last_id
+    query = urlencode([("key", key) for key in keys] + [("prefix", prefix) for prefix in prefixes])
+    return Request("watch", "GET", f"/lock-events?{query}", headers)
 
 
 def _lease_request(
@@ -310,6 +330,24 @@ def state(request: Request, answer: Answer) -> LockState:
             return LockState(held=False)
         case _:
             raise _unreadable(request, answer, "held")
+
+
+def is_stream(status: int, headers: Mapping[str, str]) -> bool:
+    """Whether an answer is a stream of events, whose body goes on.  Names are in lower case."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return status == 200 and kind == "text/event-stream"
+
+
+def not_streamed(request: Request, answer: Answer) -> VolcanoError:
+    """The error of an answer to `watch` that is no stream; a NotFoundError: there are no events."""
+    if answer.status == 200:
+        return _unreadable(request, answer, "content type")
+    error = problem(request, answer)
+    if answer.status == 405:
+        error = errors.NotFoundError(
+            str(error), status=405, code=error.code, request_id=error.request_id
+        )
+    return error
 
 
 def released(request: Request, answer: Answer) -> None:

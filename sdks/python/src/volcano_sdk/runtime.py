@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, TypeVar
 from volcano_sdk import operations
 from volcano_sdk.clock import SystemClock
 from volcano_sdk.errors import VolcanoError
+from volcano_sdk.lane import Shield
 from volcano_sdk.operations import Outcome, Try
 from volcano_sdk.renewals import Renewals
 from volcano_sdk.settings import Settings
 from volcano_sdk.threads import MOST_WORKERS, Latch, Timers, TimerThread, Workers
 from volcano_sdk.tokens import Tokens
-from volcano_sdk.transport import Lanes, Shield, Transport
+from volcano_sdk.transport import Lanes, Transport
 
 if TYPE_CHECKING:
     from volcano_sdk.held import HeldLock

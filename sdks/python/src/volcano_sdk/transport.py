@@ -11,31 +11,34 @@ does not extend it.
 
 import contextlib
 import socket
-import ssl
 import threading
 import weakref
-from collections.abc import Iterable
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import httpcore
 
-from volcano_sdk.endpoint import IDLE_LANES, LARGEST_ANSWER, TIME_IS_OVER, Endpoint, failure, lower
-from volcano_sdk.operations import EXIT_TRY_SECONDS, Answer, Failure, Outcome, Request, Try
+from volcano_sdk.endpoint import IDLE_LANES, Endpoint, failure, lower
+from volcano_sdk.lane import Lane, Shield, shut_down
+from volcano_sdk.operations import Answer, Failure, Outcome, Try, is_stream
 from volcano_sdk.settings import Settings
-from volcano_sdk.threads import Timer, Timers
+from volcano_sdk.subscription import SILENCE
+from volcano_sdk.threads import Timers
+
+_Result = TypeVar("_Result")
 
 
-class Shield:
-    """Holds back the first interrupt that comes while an answer is awaited.
+class EventStream(Protocol):
+    """An answer whose body goes on.  One thread reads and closes it."""
 
-    The answer then gets EXIT_TRY_SECONDS more; whoever made the shield raises `interrupt`
-    afterwards.  A second interrupt goes through.  `reached`: the server may have acted.
-    """
+    def read(self, until: float) -> bytes:
+        """What has come; nothing when the stream is over, or nothing came until then."""
 
-    def __init__(self) -> None:
-        self.interrupt: BaseException | None = None
-        self.reached = False
+    def shut(self) -> None:
+        """From any thread: it is over."""
+
+    def close(self) -> None:
+        """The reader is done with it."""
 
 
 class Transport(Protocol):
@@ -43,6 +46,9 @@ class Transport(Protocol):
 
     def exchange(self, attempt: Try, *, shield: Shield | None = None) -> Outcome:
         """Send it and wait for the answer, for `attempt.timeout` in total."""
+
+    def stream(self, attempt: Try) -> EventStream | Outcome:
+        """Send it and wait for the answer's headers, for `attempt.timeout`; then it goes on."""
 
     def abandon(self, attempt: Try) -> None:
         """End its exchange, if it is in flight, as if its time were over."""
@@ -62,27 +68,58 @@ class Lanes:
         self._timers = timers
         self._endpoint = Endpoint(settings)
         self._lock = threading.Lock()
-        self._idle: list[_Lane] = []
-        self._busy: set[_Lane] = set()
+        self._idle: list[Lane] = []
+        self._busy: set[Lane] = set()
         self._is_closed = False
         weakref.finalize(self, _close_all, self._idle)
 
     def exchange(self, attempt: Try, *, shield: Shield | None = None) -> Outcome:
         sent_at = self._timers.now()
         lane = self._take()
-        try:
+
+        def send() -> Answer:
             answer = lane.send(attempt, sent_at, shield)
+            lane.is_good = not lane.is_shut  # its end may come together with the answer
+            return answer
+
+        try:
+            return self._tried(attempt, sent_at, lane, send)
+        finally:
+            if shield is not None:
+                shield.reached |= lane.reached
+            self.give(lane)
+
+    def stream(self, attempt: Try) -> EventStream | Outcome:
+        sent_at = self._timers.now()
+        lane = self._take()
+        opened: LaneStream | None = None
+
+        def open_stream() -> EventStream | Answer:
+            nonlocal opened
+            response = lane.open(attempt, sent_at)
+            if not is_stream(response.status, lower(response.headers)):
+                return lane.answer(response, sent_at)
+            opened = LaneStream(self, lane, response)
+            return opened
+
+        try:
+            if self._is_closed:
+                return self._failure(attempt, sent_at, "the client is closed", reached=False)
+            return self._tried(attempt, sent_at, lane, open_stream)
+        finally:
+            if opened is None:
+                lane.done()
+                self.give(lane)
+
+    def _tried(
+        self, attempt: Try, sent_at: float, lane: Lane, work: Callable[[], _Result]
+    ) -> _Result | Failure:
+        try:
+            return work()
         except httpcore.ProxyError as error:
             return self._failure(attempt, sent_at, f"the proxy refused: {error}", reached=False)
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
             return self._failure(attempt, sent_at, str(error), reached=lane.reached)
-        else:
-            lane.is_good = not lane.is_shut  # its end may come together with the answer
-            return answer
-        finally:
-            if shield is not None:
-                shield.reached |= lane.reached
-            self._give(lane)
 
     def abandon(self, attempt: Try) -> None:
         with self._lock:
@@ -106,13 +143,14 @@ class Lanes:
         self._busy.clear()
         self._lock = threading.Lock()
 
-    def _take(self) -> "_Lane":
+    def _take(self) -> Lane:
         with self._lock:
-            lane = self._idle.pop() if self._idle else _Lane(self._endpoint, self._timers)
+            lane = self._idle.pop() if self._idle else Lane(self._endpoint, self._timers)
             self._busy.add(lane)
         return lane
 
-    def _give(self, lane: "_Lane") -> None:
+    def give(self, lane: Lane) -> None:
+        """It is not needed any more."""
         with self._lock:
             self._busy.discard(lane)
             if lane.is_good and not self._is_closed and len(self._idle) < IDLE_LANES:
@@ -122,6 +160,29 @@ class Lanes:
 
     def _failure(self, attempt: Try, sent_at: float, what: str, *, reached: bool) -> Failure:
         return failure(self._settings, attempt, sent_at, what, reached=reached)
+
+
+class LaneStream:
+    """A stream of events; its lane is not used again."""
+
+    def __init__(self, lanes: Lanes, lane: Lane, response: httpcore.Response) -> None:
+        self._lanes = lanes
+        self._lane = lane
+        self._parts = response.iter_stream()
+
+    def read(self, until: float) -> bytes:
+        self._lane.limit(until)
+        try:
+            return next(filter(None, self._parts), b"")
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException):
+            return b""
+
+    def shut(self) -> None:
+        self._lane.shut()
+
+    def close(self) -> None:
+        self._lane.done()
+        self._lanes.give(self._lane)
 
 
 class Injected:
@@ -135,20 +196,38 @@ class Injected:
     def exchange(self, attempt: Try, *, shield: Shield | None = None) -> Outcome:
         if shield is not None:
             shield.reached = True  # nobody tells us
-        sent_at = self._timers.now()
-        request = attempt.request
-        try:
+
+        def send(sent_at: float, options: dict[str, Any]) -> Answer:
             response = self._client.request(
-                request.method,
-                self._settings.api_url + request.path,
-                headers=dict(request.headers),
-                content=request.body,
-                timeout=attempt.timeout,
-                follow_redirects=False,
-                auth=None,
+                **options, content=attempt.request.body, timeout=attempt.timeout
             )
-            headers = {name.lower(): value for name, value in response.headers.items()}
-            return Answer(sent_at, response.status_code, headers, response.content)
+            return _answer(sent_at, response, response.content)
+
+        return self._tried(attempt, send)
+
+    def stream(self, attempt: Try) -> EventStream | Outcome:
+        def open_stream(sent_at: float, options: dict[str, Any]) -> EventStream | Answer:
+            with contextlib.ExitStack() as opening:
+                response = opening.enter_context(self._client.stream(**options, timeout=SILENCE))
+                if is_stream(response.status_code, response.headers):
+                    return InjectedStream(opening.pop_all(), response)
+                return _answer(sent_at, response, response.read())
+
+        return self._tried(attempt, open_stream)
+
+    def _tried(
+        self, attempt: Try, work: Callable[[float, dict[str, Any]], _Result]
+    ) -> _Result | Failure:
+        sent_at = self._timers.now()
+        options = {
+            "method": attempt.request.method,
+            "url": self._settings.api_url + attempt.request.path,
+            "headers": dict(attempt.request.headers),
+            "follow_redirects": False,
+            "auth": None,
+        }
+        try:
+            return work(sent_at, options)
         except Exception as error:
             ancestors = {ancestor.__name__ for ancestor in type(error).__mro__}
             if not ancestors & {"RequestError", "StreamError", "OSError"}:
@@ -167,236 +246,38 @@ class Injected:
         """It is the caller's."""
 
 
-class _Lane(httpcore.NetworkBackend):
-    """One connection, kept open between exchanges; a stale one is replaced before anything is sent.
+class InjectedStream:
+    """A stream of events over the caller's own client, whose timeout is what ends a silence."""
 
-    `reached`: bytes of the present exchange may have gone out.  `is_good`: it may be used again.
-    """
+    def __init__(self, opened: contextlib.ExitStack, response: Any) -> None:
+        self._opened = opened
+        self._response = response
+        self._parts = response.iter_bytes()
+        self._is_shut = False
 
-    def __init__(self, endpoint: Endpoint, timers: Timers) -> None:
-        self._endpoint = endpoint
-        self._timers = timers
-        self._pool = httpcore.ConnectionPool(**endpoint.pool_options(), network_backend=self)
-        self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
-        self._until = 0.0
-        self._exchanges = 0
-        self._attempt: Try | None = None
-        self.is_shut = False
-        self._timer: Timer | None = None
-        self._shield: Shield | None = None
-        self.reached = False
-        self.is_good = False
-
-    def send(self, attempt: Try, sent_at: float, shield: Shield | None) -> Answer:
-        """Raises httpcore's errors."""
-        self.reached = self.is_good = False
-        self._shield = shield
-        with self._lock:
-            self._exchanges += 1
-            self._attempt = attempt
-        self._limit(sent_at + attempt.timeout)
+    def read(self, until: float) -> bytes:  # noqa: ARG002  the client's own timeout counts
         try:
-            response = self._pool.handle_request(self._request(attempt.request))
-            body = b""
-            for part in response.iter_stream():
-                body += part
-                if len(body) > LARGEST_ANSWER:
-                    raise httpcore.RemoteProtocolError("the answer is over 1 MiB")
-            response.close()
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
-            with self._lock:
-                self._attempt = None
-        return Answer(sent_at, response.status, lower(response.headers), body)
+            part = next(filter(None, self._parts), b"")
+        except Exception:  # noqa: BLE001  of a library that we do not know: the stream is lost
+            return b""
+        return b"" if self._is_shut else part
 
-    def _request(self, request: Request) -> httpcore.Request:
-        return httpcore.Request(
-            request.method,
-            self._endpoint.url(request),
-            headers=self._endpoint.headers(request),
-            content=request.body,
-        )
-
-    def shut(self, exchange: int | None = None) -> None:
-        """From any thread: whatever waits on the socket, stops waiting."""
-        with self._lock:
-            if exchange in (None, self._exchanges):  # else that one has ended
-                self._shut()
-
-    def abandon(self, attempt: Try) -> None:
-        with self._lock:
-            if self._attempt is attempt:
-                self._shut()
-
-    def _shut(self) -> None:
-        self.is_shut = True
-        if self._socket is not None:
-            with contextlib.suppress(OSError):  # it is not connected any more
-                # Not SSLSocket's own shutdown, which changes what its reader is using.
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+    def shut(self) -> None:
+        self._is_shut = True
+        network = self._response.extensions.get("network_stream")
+        connected = network and network.get_extra_info("socket")
+        if isinstance(connected, socket.socket):
+            shut_down(connected)
 
     def close(self) -> None:
-        self._pool.close()
-        self.close_socket()
-
-    def drop(self) -> None:
-        """Close our copy of the parent's socket: no word to the server, and no lock."""
-        if self._socket is not None:
-            self._socket.close()
-
-    def _limit(self, until: float) -> None:
-        self._until = until
-        self._timer = None
-        if self._timers.socket_timeout(until) is None:
-            self._timer = self._timers.call_at(until, partial(self.shut, self._exchanges))
-
-    # What the pool and the streams ask of a lane.
-
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ARG002  the lane's own bound counts
-        local_address: str | None = None,  # noqa: ARG002  never asked for
-        socket_options: Iterable[Any] | None = None,  # noqa: ARG002  never asked for
-    ) -> httpcore.NetworkStream:
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            raise httpcore.ConnectError(str(error)) from error
-        problem = ""
-        for family, kind, protocol, _, address in found:
-            self.use(socket.socket(family, kind, protocol))
-            try:
-                connecting = self.bounded()
-                connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connecting.connect(address)
-                return _Stream(self)
-            except OSError as error:
-                self.raise_if_over(error)
-                problem = problem or str(error)
-                self.close_socket()
-        raise httpcore.ConnectError(problem)
-
-    def use(self, new: socket.socket) -> None:
-        with self._lock:
-            self._socket = new
-
-    def bounded(self) -> socket.socket:
-        """The socket, set to block no longer than the try may."""
-        is_over = self._timers.now() >= self._until  # also while bytes keep coming
-        if self._socket is None or self.is_shut or is_over:
-            raise httpcore.ReadTimeout(self.over())
-        self._socket.settimeout(self._timers.socket_timeout(self._until))
-        return self._socket
-
-    def raise_if_over(self, error: OSError) -> None:
-        """Was it the try's end that ended it, or somebody who is not the network?"""
-        if self.is_shut or self._is_late():
-            raise httpcore.ReadTimeout(self.over()) from error
-        if error.errno is None:
-            raise error  # a signal's handler raised it: TimeoutError is an OSError
-
-    def over(self) -> str:
-        return TIME_IS_OVER if self._is_late() else "its connection was closed by our side"
-
-    def _is_late(self) -> bool:
-        # A socket's own timeout may come a little early.
-        return self._timers.now() >= self._until - 0.05
-
-    def is_readable(self) -> bool:
-        """An idle connection that can be read has been closed by the server."""
-        if self._socket is None:
-            return True
-        self._socket.settimeout(0)
-        try:
-            socket.socket.recv(self._socket, 1, socket.MSG_PEEK)  # beneath TLS
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        return True
-
-    def holds_back(self, error: BaseException) -> bool:
-        """Whether the wait for the answer goes on though `error` came."""
-        if self._shield is None or self._shield.interrupt is not None or not self.reached:
-            return False
-        self._shield.interrupt = error
-        self._limit(min(self._until, self._timers.now() + EXIT_TRY_SECONDS))
-        return True
-
-    def close_socket(self) -> None:
-        with self._lock:
-            old, self._socket = self._socket, None
-        if old is not None:
-            old.close()
+        self._opened.close()
 
 
-class _Stream(httpcore.NetworkStream):
-    """The lane's connection as httpcore wants to see it."""
-
-    def __init__(self, lane: _Lane) -> None:
-        self._lane = lane
-
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002
-        received: list[bytes] = []
-        while not received:
-            try:
-                waiting = self._lane.bounded()
-                # In one step: an interrupt between the two would drop what has arrived.
-                received.extend(map(waiting.recv, (max_bytes,)))
-            except OSError as error:
-                self._lane.raise_if_over(error)
-                raise httpcore.ReadError(str(error)) from error
-            except httpcore.TimeoutException:
-                raise
-            except BaseException as error:
-                if not self._lane.holds_back(error):
-                    raise
-        if not received[0] and self._lane.is_shut:
-            raise httpcore.ReadTimeout(self._lane.over())
-        return received[0]
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002
-        if buffer:
-            self._lane.reached = True
-            try:
-                self._lane.bounded().sendall(buffer)
-            except OSError as error:
-                self._lane.raise_if_over(error)
-                raise httpcore.WriteError(str(error)) from error
-
-    def close(self) -> None:
-        self._lane.close_socket()
-
-    def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,  # noqa: ARG002
-    ) -> httpcore.NetworkStream:
-        try:
-            plain = self._lane.bounded()
-            if isinstance(plain, ssl.SSLSocket):
-                raise httpcore.ConnectError("https through an https:// proxy is not supported")
-            secure = ssl_context.wrap_socket(
-                plain, server_hostname=server_hostname, do_handshake_on_connect=False
-            )
-            self._lane.use(secure)
-            self._lane.bounded()
-            secure.do_handshake()
-        except OSError as error:
-            self._lane.close_socket()
-            self._lane.raise_if_over(error)
-            raise httpcore.ConnectError(str(error)) from error
-        return self
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._lane.is_readable() if info == "is_readable" else None
+def _answer(sent_at: float, response: Any, body: bytes) -> Answer:
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    return Answer(sent_at, response.status_code, headers, body)
 
 
-def _close_all(lanes: "list[_Lane]") -> None:
+def _close_all(lanes: list[Lane]) -> None:
     while lanes:
         lanes.pop().close()

@@ -1,0 +1,286 @@
+"""When calls that wait for a lock try again, and which stream tells them.  Pure: `now` goes in.
+
+    calls ──> line of their key: the first of it tries and reads, the others stand behind
+                 ^ tries: opened, reset, released ...         ^ reads: no stream tells of the key
+                 └──────────── one stream for all keys of a client ─────────────┘
+
+Of a thousand calls that wait for one key in one client, one tries when it is released: whether it
+gets it or not, the others could not.  docs/semantics.md#waiting.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from enum import Enum, auto
+
+from volcano_sdk.errors import ConflictError, NotFoundError, VolcanoError
+from volcano_sdk.events import FREEING, Filters, LockEvent
+from volcano_sdk.lease import LockState
+from volcano_sdk.subscription import Subscription, is_passing, pause
+
+GRACE = 1.0
+"""Seconds after `expires_at`, in which nobody can have the key."""
+_SOONEST_READ = 0.1
+
+
+def checked_wait(wait: object) -> float:
+    """The longest wait in seconds, infinity included, or ValueError."""
+    if isinstance(wait, int | float) and not isinstance(wait, bool) and wait >= 0:
+        return float(wait) if wait < 1e300 else math.inf  # an int may be too large for a float
+    raise ValueError(f"wait must be a number of seconds from 0, or infinity; got {wait!r:.80}")
+
+
+def spread(watchers: int, jitter: float) -> float:
+    """By how much a try is put off, so that a crowd that wakes together does not come together."""
+    return (jitter + 1) / 2 * min((watchers - 1) * 0.002, 1.0)
+
+
+def read_delay(jitter: float) -> float:
+    """Seconds until a key is read of which no stream tells: 1 to 5."""
+    return 3.0 + 2.0 * jitter
+
+
+class Turn(Enum):
+    """What a waiting call is to do now."""
+
+    TRY = auto()
+    READ = auto()
+    OVER = auto()
+
+
+class Waiter:
+    """One call that waits for `key`.  `wake`: it may be its turn, or its moment may have moved.
+
+    `error` is what the call ends with if it ends now.
+    """
+
+    def __init__(
+        self, key: str, until: float, contention: ConflictError, wake: Callable[[], object]
+    ) -> None:
+        self.key = key
+        self.until = until
+        self.error: VolcanoError = contention
+        self.wake = wake
+        self.contention = contention
+        self.try_at = math.inf
+        self.doing: Turn | None = None
+
+
+class _Line:
+    """Those who wait for one key, in their order; `try_at` and `read_at` are the first one's."""
+
+    def __init__(self) -> None:
+        self.waiters: dict[Waiter, None] = {}  # a set that remembers the order
+        self.try_at = math.inf
+        self.read_at = math.inf
+        self.not_before = -math.inf
+        self.failures = 0
+        self.watchers = 1
+        self.expires_at: datetime | None = None
+
+    @property
+    def first(self) -> Waiter:
+        return next(iter(self.waiters))
+
+    def moment(self, waiter: Waiter) -> float:
+        """When this one has something to do, but for the end of its wait."""
+        at = waiter.try_at
+        if waiter is self.first:
+            at = min(at, self.try_at, self.read_at)
+        return max(at, self.not_before)
+
+    def due(self, waiter: Waiter, now: float) -> Turn | None:
+        if now < self.moment(waiter):
+            return None
+        return Turn.TRY if min(waiter.try_at, self.try_at) <= now else Turn.READ
+
+    def try_soon(self, at: float) -> None:
+        self.try_at = min(self.try_at, at)
+        self.first.wake()
+
+    def read_soon(self, at: float) -> None:
+        self.read_at = at
+        self.first.wake()
+
+
+class Waiting:
+    """Every call of one client that waits.  Not thread-safe; the sync client guards it.
+
+    `subscriptions`: that of the open stream, and that of one which is to take its place.
+    """
+
+    def __init__(self, jitter: Callable[[], float]) -> None:
+        self._jitter = jitter
+        self._lines: dict[str, _Line] = {}
+        self._untold: dict[str, None] = {}  # the keys of which no open stream tells
+        self._has_events = True
+        self._open: Subscription | None = None
+        self._opening: Subscription | None = None
+        self._next: Subscription | None = None  # what was lost, or could not be opened
+        self._open_at = -math.inf
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    def join(self, waiter: Waiter, now: float) -> None:
+        """Its first try has met contention."""
+        line = self._lines.setdefault(waiter.key, _Line())
+        line.waiters[waiter] = None
+        if self._open is not None and self._open.filters.cover(waiter.key):
+            waiter.try_at = now
+        elif waiter.key not in self._untold:
+            self._untold[waiter.key] = None
+            line.read_soon(now + read_delay(self._jitter()))
+
+    def leave(self, waiter: Waiter, now: float) -> None:
+        """It has got the lock, or ends otherwise.  What it has left undone, the next one does."""
+        line = self._lines.get(waiter.key)
+        if line is None or waiter not in line.waiters:
+            return
+        was_first = waiter is line.first
+        del line.waiters[waiter]
+        if not line.waiters:
+            del self._lines[waiter.key]
+            self._untold.pop(waiter.key, None)
+            if not self._lines:
+                self._open = self._opening = self._next = None
+        elif waiter.doing is Turn.TRY:
+            line.try_soon(now)
+        elif waiter.doing is Turn.READ:
+            line.read_soon(now)
+        elif was_first:
+            line.first.wake()
+
+    def turn(self, waiter: Waiter, now: float) -> Turn | float:
+        """What it is to do, or until when it is to wait for its `wake`."""
+        line = self._lines[waiter.key]
+        if now >= waiter.until:
+            return Turn.OVER
+        turn = line.due(waiter, now)
+        if turn is None:
+            return min(line.moment(waiter), waiter.until)
+        waiter.doing = turn
+        if turn is Turn.TRY:
+            waiter.try_at = line.try_at = math.inf
+        else:
+            line.read_at = math.inf
+        return turn
+
+    def got(self, waiter: Waiter) -> None:
+        """Its try was granted."""
+        waiter.doing = None
+        self._lines[waiter.key].failures = 0
+
+    def failed(self, waiter: Waiter, error: VolcanoError, now: float) -> None:
+        """Its try, or its read, was not answered as it should be.  Raises what is final."""
+        line = self._lines[waiter.key]
+        if not (is_passing(error) or isinstance(error, ConflictError)):
+            raise error
+        was, waiter.doing = waiter.doing, None
+        waiter.error = error
+        if isinstance(error, ConflictError):
+            waiter.contention = error
+            line.failures = 0
+        elif was is Turn.TRY:
+            line.failures += 1
+            line.not_before = now + pause(line.failures, self._jitter(), error.retry_after)
+            line.try_soon(now)
+        else:
+            line.not_before = now + (error.retry_after or 0.0)
+            line.read_soon(self._next_read(waiter.key, now))
+
+    def read(self, waiter: Waiter, state: LockState, now: float, wall: float) -> None:
+        """What its read has told.  `wall`: now, in seconds since 1970."""
+        waiter.doing = None
+        waiter.error = waiter.contention
+        line = self._lines[waiter.key]
+        if not state.held:
+            line.try_soon(now)
+        at = self._next_read(waiter.key, now)
+        expires_at = state.expires_at
+        if expires_at is not None and expires_at != line.expires_at and at < math.inf:
+            line.expires_at = expires_at  # once for each: our clock may go before the server's
+            left = expires_at.timestamp() + GRACE - wall
+            at = min(at, now + max(left, _SOONEST_READ))
+        line.read_soon(at)
+
+    def _next_read(self, key: str, now: float) -> float:
+        return now + read_delay(self._jitter()) if key in self._untold else math.inf
+
+    def wake_all(self) -> None:
+        """The client was closed."""
+        for line in self._lines.values():
+            for waiter in line.waiters:
+                waiter.wake()
+
+    # --- the stream ------------------------------------------------------------------------------
+
+    def uses(self, subscription: Subscription) -> bool:
+        """Whether its stream is to go on."""
+        return subscription is self._open or subscription is self._opening
+
+    @property
+    def open_at(self) -> float:
+        """When a stream is to be opened; infinite if none is, minus infinite if at once."""
+        is_needed = self._untold and self._has_events and self._opening is None
+        return self._open_at if is_needed else math.inf
+
+    def open(self) -> Subscription:
+        """What to open a stream for, when it is time for it."""
+        filters = Filters.of(self._lines)
+        self._opening, self._next = self._next or Subscription(filters), None
+        self._opening.filters = filters
+        return self._opening
+
+    def opened(self, subscription: Subscription, now: float) -> None:
+        """Its stream is there: no other is needed, and what was missed before is made good."""
+        if subscription is not self._opening:
+            return
+        is_again = subscription.was_open
+        subscription.opened()
+        self._open, self._opening, self._next = subscription, None, None
+        for key, line in self._lines.items():
+            if not subscription.filters.cover(key):
+                continue
+            if key in self._untold:
+                del self._untold[key]
+                line.read_at = math.inf
+                line.try_soon(now + (spread(line.watchers, self._jitter()) if is_again else 0.0))
+            else:
+                # What the stream before may have had on its way is lost: one look makes it good.
+                line.read_soon(min(line.read_at, now + read_delay(self._jitter())))
+
+    def heard(self, subscription: Subscription, events: Sequence[LockEvent], now: float) -> None:
+        """What its stream tells."""
+        if subscription is self._open:
+            for event in events:
+                self._tell(event, now)
+
+    def _tell(self, event: LockEvent, now: float) -> None:
+        if event.type == "reset":
+            lines = list(self._lines.values())
+        else:
+            line = self._lines.get(event.key or "")
+            lines = [] if line is None else [line]
+        for line in lines:
+            line.watchers = event.watchers or line.watchers
+            if event.type in FREEING or event.type == "reset":
+                line.try_soon(now + spread(line.watchers, self._jitter()))
+            elif not line.failures:
+                line.try_at = math.inf  # somebody was faster, and there will be a further event
+
+    def ended(self, subscription: Subscription, error: VolcanoError | None, now: float) -> None:
+        """Its stream was lost, or was not opened because of `error`."""
+        if not self.uses(subscription):
+            return
+        if isinstance(error, NotFoundError):
+            self._has_events = False
+        if subscription is self._open:
+            self._open = None
+            for key, line in self._lines.items():
+                if key not in self._untold:
+                    self._untold[key] = None
+                    line.read_soon(now + read_delay(self._jitter()))
+        else:
+            self._opening = None
+        self._next = subscription
+        self._open_at = now + subscription.ended(error, self._jitter)
