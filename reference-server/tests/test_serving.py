@@ -241,6 +241,202 @@ async def test_a_connection_is_closed_only_when_it_has_been_idle_for_its_time(
     assert protocol.timeout_keep_alive_task.cancelled()
 
 
+# Whole requests: answered without ASGI in between.
+
+
+class Direct:
+    """An app that answers `/locks/...` directly, when told to, and all else by ASGI."""
+
+    def __init__(self) -> None:
+        self.whole_requests = self
+        self.asked: list[tuple[bytes, dict[bytes, bytes], bytes]] = []
+        self.answers: list[asyncio.Future[bytes]] = []
+        self.by_asgi: list[str] = []
+        self.is_prompt = False
+
+    def find_whole(self, method: bytes, url: bytes) -> bytes | None:
+        return method + b" " + url if url.startswith(b"/locks/") else None
+
+    async def answer_whole(
+        self, target: bytes, headers: dict[bytes, bytes], body: bytes
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        self.asked.append((target, headers, body))
+        if self.is_prompt:
+            return 204, [], b""
+        self.answers.append(asyncio.get_running_loop().create_future())
+        content = await self.answers[-1]
+        return 200, [(b"content-length", b"%d" % len(content))], content
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.by_asgi.append(scope["path"])
+        if scope["method"] == "POST":
+            message = await receive()
+            while message["more_body"]:
+                message = await receive()
+        await send(head(LENGTH))
+        await send(body(b"asgi"))
+
+
+def request(path: str, *headers: str, content: bytes = b"", method: str = "POST") -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: a", *headers]
+    if content:
+        lines.append(f"Content-Length: {len(content)}")
+    return "\r\n".join([*lines, "", ""]).encode() + content
+
+
+def answered(content: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(content), content)
+
+
+async def turns() -> None:
+    """More turns of the loop than anything here takes that waits for nothing."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_request_that_came_whole_is_answered_directly_and_in_one_packet() -> None:
+    app = Direct()
+    protocol, wire = connect(app, asyncio.get_running_loop())
+
+    protocol.data_received(request("/locks/a", "X-Volcano-Lock-Token: 1", content=b"{}"))
+    headers = {b"host": b"a", b"x-volcano-lock-token": b"1", b"content-length": b"2"}
+    assert app.asked == [(b"POST /locks/a", headers, b"{}")]
+    assert wire.written == []
+    app.answers[0].set_result(b"granted")
+    await turns()
+
+    assert wire.written == [answered(b"granted")]
+    assert (app.by_asgi, wire.closed) == ([], False)
+    protocol.connection_lost(None)
+
+
+@pytest.mark.parametrize(
+    "packets",
+    [
+        [request("/locks/a", content=b"{}")[:-1], b"}"],
+        [request("/locks/a", content=b"{}")[:-2], b"{}"],
+        [request("/locks/a", "Expect: 100-continue", content=b"{}")],
+        [request("/locks/a", "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n\r\n"],
+        [request("/locks/a", "X-Twice: 1", "X-Twice: 1")],
+        [request("/locks/a", "Connection: close")],
+        [request("/locks/a").replace(b"HTTP/1.1", b"HTTP/1.0")],
+        [request("/healthz")],
+    ],
+)
+async def test_a_request_that_is_not_as_plain_goes_the_way_of_asgi(packets: list[bytes]) -> None:
+    app = Direct()
+    protocol, wire = connect(app, asyncio.get_running_loop())
+
+    for packet in packets:
+        protocol.data_received(packet)
+        await turns()
+
+    assert (len(app.by_asgi), app.asked) == (1, [])
+    assert b"".join(wire.written).endswith(b"asgi")
+    protocol.connection_lost(None)
+
+
+async def test_pipelined_requests_are_answered_in_their_order() -> None:
+    app = Direct()
+    protocol, wire = connect(app, asyncio.get_running_loop())
+
+    protocol.data_received(request("/locks/a") + request("/locks/b") + request("/locks/c"))
+    await turns()
+    assert ([target for target, _, _ in app.asked], app.by_asgi) == ([b"POST /locks/a"], [])
+    app.answers[0].set_result(b"a")
+    await turns()
+
+    assert wire.written[0] == answered(b"a")
+    assert b"".join(wire.written[1:]).count(b"asgi") == 2
+    assert app.by_asgi == ["/locks/b", "/locks/c"]
+    protocol.data_received(request("/locks/d"))
+    assert len(app.asked) == 2
+    protocol.connection_lost(None)
+
+
+async def test_prompt_answers_do_not_add_up_to_a_large_head() -> None:
+    app = Direct()
+    app.is_prompt = True
+    protocol, wire = connect(app, asyncio.get_running_loop())
+    packet = request("/locks/a", f"X-Long: {'x' * 10_000}")
+
+    for _ in range(20):
+        protocol.data_received(packet)
+
+    assert wire.written == [b"HTTP/1.1 204 No Content\r\n\r\n"] * 20
+    assert not wire.closed
+    protocol.connection_lost(None)
+
+
+async def test_a_stop_lets_a_whole_request_finish_and_closes_its_connection() -> None:
+    app = Direct()
+    protocol, wire = connect(app, asyncio.get_running_loop())
+    protocol.data_received(request("/locks/a"))
+
+    protocol.shutdown()
+    assert not wire.is_closing()
+    app.answers[0].set_result(b"a")
+    await turns()
+
+    assert wire.is_closing()
+    assert b"connection: close\r\n" in wire.written[0]
+    protocol.connection_lost(None)
+
+
+async def test_nothing_is_written_to_a_client_that_is_gone() -> None:
+    app = Direct()
+    protocol, wire = connect(app, asyncio.get_running_loop())
+    protocol.data_received(request("/locks/a"))
+
+    protocol.connection_lost(None)
+    app.answers[0].set_result(b"a")
+    await turns()
+
+    assert wire.written == []
+
+
+async def test_a_client_that_reads_nothing_is_waited_for() -> None:
+    """Answers that were written all the same would fill the memory."""
+    app = Direct()
+    protocol, wire = connect(app, asyncio.get_running_loop())
+
+    protocol.pause_writing()
+    protocol.data_received(request("/locks/a"))
+    await turns()
+    assert wire.written == []
+    protocol.resume_writing()
+    await turns()
+
+    assert b"".join(wire.written).endswith(b"asgi")
+    protocol.connection_lost(None)
+
+
+async def test_a_fault_in_a_whole_request_closes_its_connection() -> None:
+    app = Direct()
+    protocol, wire = connect(app, asyncio.get_running_loop())
+    protocol.data_received(request("/locks/a"))
+
+    app.answers[0].set_exception(RuntimeError("a fault of ours"))
+    await turns()
+
+    assert (wire.written, wire.closed) == ([], True)
+    protocol.connection_lost(None)
+
+
+async def test_what_is_no_http_after_a_whole_request_waits_for_its_answer() -> None:
+    app = Direct()
+    protocol, wire = connect(app, asyncio.get_running_loop())
+
+    protocol.data_received(request("/locks/a") + b"nonsense\r\n\r\n")
+    assert wire.written == []
+    app.answers[0].set_result(b"a")
+    await turns()
+
+    assert wire.written[0].startswith(b"HTTP/1.1 200 OK\r\n")
+    assert wire.closed
+    protocol.connection_lost(None)
+
+
 def test_the_command_line_is_quick_to_start() -> None:
     """What only a server needs is not imported for `keys` and `--help`."""
     script = "import sys, volcano_server.cli; print(*sys.modules)"

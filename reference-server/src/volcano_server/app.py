@@ -118,14 +118,14 @@ class _LockApp(Starlette):
 
     def __init__(self, locks: LockRoutes, **options: Any) -> None:
         super().__init__(**options)
-        self._locks = locks
+        self.whole_requests = locks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        target = self._locks.find(scope)
+        target = self.whole_requests.find(scope)
         if target is None:
             await super().__call__(scope, receive, send)
         else:
-            await self._locks.answer(target, scope, receive, send)
+            await self.whole_requests.answer(target, scope, receive, send)
 
 
 async def _open(store: Store, access: Access) -> None:

@@ -14,6 +14,7 @@ another route, and answered without Request and Response objects: they are the h
 
 import asyncio
 import json
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Coroutine, Generator, Iterator, Mapping
@@ -77,6 +78,10 @@ _OTHER_PATHS = {b"/lock-leases": _MANY_METHODS, b"/lock-events": _EVENTS_METHODS
 _Target = tuple[bytes, Mapping[str, Operation]]
 """The raw path segment of a key, or else the query, and the operations there by method."""
 
+_WHOLE = re.compile(rb"/locks/(%b)(/lease)?" % wire.KEY.pattern)
+_WholeTarget = tuple[bytes, bytes, Operation]
+"""The path, the key in it, and the operation."""
+
 
 class LockRoutes:
     """All lock operations.  `find` a target first; then `answer`."""
@@ -107,6 +112,45 @@ class LockRoutes:
             return None
         return whole, _KEY_METHODS
 
+    def find_whole(self, method: bytes, url: bytes) -> "_WholeTarget | None":
+        """The same by method and request target, for the plainest requests of the hot path."""
+        found = _WHOLE.fullmatch(url)
+        if found is None:
+            return None
+        key_segment, lease = found.groups()
+        operation = (_LEASE_METHODS if lease else _KEY_METHODS).get(method.decode())
+        return None if operation is None else (url, key_segment, operation)
+
+    async def answer_whole(
+        self, target: "_WholeTarget", headers: Mapping[bytes, bytes], body: bytes
+    ) -> wire.Reply:
+        """What `answer` does, for a request that is here in full; its headers came once each."""
+        started = perf_counter()
+        path, key_segment, operation = target
+
+        async def read_body() -> bytes:
+            if len(body) > wire.BODY_LIMIT:
+                raise BodyTooLargeError(wire.BODY_LIMIT)
+            return body
+
+        request_id = headers.get(b"x-volcano-request-id")
+        request = LockRequest(
+            operation,
+            key_segment,
+            headers.get(b"authorization"),
+            headers.get(b"x-volcano-lock-token"),
+            request_id,
+            None,
+            read_body,
+        )
+        outcome = await self._outcome(request, path)
+        assert not isinstance(outcome.answer, Subscription)
+        reply = _reply(outcome.answer, operation, outcome.spent)
+        self._observe(request, outcome, reply[0], perf_counter() - started)
+        if request_id is not None and wire.is_request_id(request_id):
+            reply[1].append((b"x-volcano-request-id", request_id))
+        return reply
+
     async def answer(self, target: "_Target", scope: Scope, receive: Receive, send: Send) -> None:
         key_segment, methods = target
         operation = methods.get(scope["method"])
@@ -136,12 +180,9 @@ class LockRoutes:
         if operation is Operation.EVENTS:
             request.last_event_id = headers.get(b"last-event-id", b"").decode("latin-1") or None
         try:
-            outcome = await self._service.answer(request)
+            outcome = await self._outcome(request, _raw_path(scope))
         except _ClientGoneError:
             return
-        except Exception:  # noqa: BLE001 - the client gets JSON, the operator the traceback
-            self._log.trouble("internal_error", path=_printable(scope), exc_info=True)
-            outcome = Outcome(INTERNAL_ERROR)
         if isinstance(outcome.answer, Subscription):
             await self._stream(outcome.answer, request, outcome, started, (scope, receive, send))
             return
@@ -150,6 +191,15 @@ class LockRoutes:
             reply[1].append(_CLOSE)
         self._observe(request, outcome, reply[0], perf_counter() - started)
         await _send(send, reply, request.request_id)
+
+    async def _outcome(self, request: LockRequest, path: bytes) -> Outcome:
+        try:
+            return await self._service.answer(request)
+        except _ClientGoneError:
+            raise
+        except Exception:  # noqa: BLE001 - the client gets JSON, the operator the traceback
+            self._log.trouble("internal_error", path=_printable_segment(path), exc_info=True)
+            return Outcome(INTERNAL_ERROR)
 
     async def _stream(
         self,
@@ -364,10 +414,6 @@ def _shown_request_id(request: LockRequest) -> str | None:
 
 def _printable_segment(segment: bytes) -> str:
     return segment[:160].decode("ascii", "backslashreplace")
-
-
-def _printable(scope: Scope) -> str:
-    return _printable_segment(_raw_path(scope))
 
 
 # ---------------------------------------------------------------- for operators

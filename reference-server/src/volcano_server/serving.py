@@ -3,18 +3,20 @@
     bind()        the port first, before a file is touched
     JsonServer    says when it accepts requests; a second signal stops it at once
     JsonProtocol  what is no HTTP gets a JSON 400; what stalls inside a request's head is closed
-    _AtOnce       a whole answer is one packet
+    _Exchange     a lock request that came whole, answered without ASGI in between
+    _AtOnce       for all others: a whole answer is one packet
 
 A kept connection lives for 75 s: longer than the idle limit of any client, which otherwise sends
 its renewal into a connection that is being closed.
 """
 
+import asyncio
 import errno
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -77,11 +79,40 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+RawHeaders = list[tuple[bytes, bytes]]
+Reply = tuple[int, RawHeaders, bytes]
+"""Status, headers, body."""
+
+
+class WholeRequests(Protocol):
+    """What an app has as `whole_requests` that can do without ASGI for its hot path."""
+
+    def find_whole(self, method: bytes, url: bytes) -> Any | None:
+        """What a request is aimed at, if it is one that `answer_whole` answers."""
+
+    def answer_whole(
+        self, target: Any, headers: dict[bytes, bytes], body: bytes
+    ) -> Coroutine[asyncio.Future[Any], None, Reply]:
+        """Awaits nothing but futures of its loop."""
+
+
 class JsonProtocol(HttpToolsProtocol):
-    """Adds to uvicorn's protocol: JSON for what is no HTTP, and limits on a request's head."""
+    """Adds to uvicorn's protocol: JSON for what is no HTTP, and limits on a request's head.
+
+    A request that the app can answer directly is kept back until its packet is read.  If all of it
+    is there by then, it becomes an `_Exchange`: half of the cost of ASGI's way, which all others
+    go.
+    """
 
     _head_size = 0
     _idle_since: float
+    _kept_back: Any | None = None  # the target of a request whose head came, but not its end
+    _kept_headers: dict[bytes, bytes]
+    _kept_body: bytes
+
+    def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        self._app: WholeRequests | None = getattr(config.app, "whole_requests", None)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -94,12 +125,15 @@ class JsonProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task.cancel()
 
     def data_received(self, data: bytes) -> None:
+        before: RequestResponseCycle | None = self.cycle  # None until the first request
         in_body = self._in_body()
         super().data_received(data)
         if self.transport.is_closing():
             return
-        cycle: RequestResponseCycle | None = self.cycle  # None until the first request
-        if cycle is not None and not cycle.response_complete:
+        if self._kept_back is not None:
+            self._go_the_way_of_asgi()
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not before or (cycle is not None and not cycle.response_complete):
             self._head_size = 0
             return
         # Between two requests, or inside the head of one: uvicorn itself would wait for ever.
@@ -114,17 +148,71 @@ class JsonProtocol(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and cycle.more_body
 
+    def on_message_begin(self) -> None:
+        # uvicorn makes the scope here already.
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+
     def on_headers_complete(self) -> None:
         if b"#" in self.url or self.url.endswith(b"?"):
             # The app would not see what is dropped here, and `a#b` and `a?` would lock `a`.
             raise ValueError
-        if self.parser.should_upgrade() and any(name in _BODY_HEADERS for name, _ in self.headers):
-            raise ValueError  # the parser takes the body for another protocol's
+        parser = self.parser
+        if parser.should_upgrade():
+            if any(name in _BODY_HEADERS for name, _ in self.headers):
+                raise ValueError  # the parser takes the body for another protocol's
+        elif self._app is not None and self._is_free() and self._is_plain():
+            self._kept_back = self._app.find_whole(parser.get_method(), self.url)
+            if self._kept_back is not None:
+                self._kept_body = b""
+                return
+        self._go_the_way_of_asgi()
+
+    def _is_free(self) -> bool:
+        """Whether nothing that came before still waits for its answer or to be written."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return (cycle is None or cycle.response_complete) and not self.flow.write_paused
+
+    def _is_plain(self) -> bool:
+        """Whether the head asks for nothing but the answer."""
+        self._kept_headers = headers = dict(self.headers)
+        return (
+            len(headers) == len(self.headers)
+            and b"expect" not in headers
+            and b"transfer-encoding" not in headers
+            and self.parser.should_keep_alive()
+            and self.parser.get_http_version() == "1.1"
+        )
+
+    def _go_the_way_of_asgi(self) -> None:
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers += headers  # the scope has this list
         super().on_headers_complete()
+        if self._kept_back is not None:
+            self._kept_back = None
+            if self._kept_body:
+                super().on_body(self._kept_body)
+
+    def on_body(self, body: bytes) -> None:
+        if self._kept_back is None:
+            super().on_body(body)
+        else:
+            self._kept_body += body
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self.cycle.more_body = False  # uvicorn leaves it when the answer came before
+        target = self._kept_back
+        if target is None:
+            super().on_message_complete()
+            self.cycle.more_body = False  # uvicorn leaves it when the answer came before
+        else:
+            assert self._app is not None
+            self._kept_back = None
+            answering = self._app.answer_whole(target, self._kept_headers, self._kept_body)
+            self.cycle = exchange = _Exchange(self, answering)  # type: ignore[assignment]
+            exchange.go_on()
 
     def send_400_response(self, msg: str) -> None:
         cycle: RequestResponseCycle | None = self.cycle
@@ -180,6 +268,64 @@ class JsonProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(
                 left, self.timeout_keep_alive_handler
             )
+
+
+class _NoBody:
+    """Stands for the event of a cycle whose body nobody waits for."""
+
+    def set(self) -> None: ...
+
+
+class _Exchange:
+    """A request that came whole, and its answer; where uvicorn expects its cycle.
+
+    Runs a coroutine as a task does, without the task: the next step is called by the future that
+    the last one waits for.
+    """
+
+    __slots__ = ("_answering", "_protocol", "disconnected", "keep_alive", "response_complete")
+
+    more_body = False
+    response_started = False
+    message_event = _NoBody()
+
+    def __init__(
+        self, protocol: JsonProtocol, answering: Coroutine[asyncio.Future[Any], None, Reply]
+    ) -> None:
+        self._protocol = protocol
+        self._answering = answering
+        self.disconnected = False
+        self.keep_alive = True
+        self.response_complete = False
+
+    def go_on(self, _: object = None) -> None:
+        try:
+            waits_for = self._answering.send(None)
+        except StopIteration as done:
+            self._send(done.value)
+        except Exception:
+            self._protocol.logger.exception("Exception in the app")
+            self._protocol.transport.close()
+        else:
+            # As a task says that it has seen the future.
+            waits_for._asyncio_future_blocking = False  # noqa: SLF001
+            waits_for.add_done_callback(self.go_on)
+
+    def _send(self, reply: Reply) -> None:
+        self.response_complete = True
+        if self.disconnected:
+            return
+        status, headers, body = reply
+        answer = [STATUS_LINE[status]]
+        for name, value in headers:
+            answer += (name, b": ", value, b"\r\n")
+        answer.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+        answer.append(body)
+        transport = self._protocol.transport
+        transport.write(b"".join(answer))
+        if not self.keep_alive:
+            transport.close()
+        self._protocol.on_response_complete()
 
 
 class _AtOnce:

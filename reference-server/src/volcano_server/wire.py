@@ -40,7 +40,7 @@ REQUEST_ID_HEADER = "X-Volcano-Request-Id"
 RawHeaders = list[tuple[bytes, bytes]]
 Reply = tuple[int, RawHeaders, bytes]
 
-_KEY = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+KEY = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _UUID = re.compile(rb"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _KEY_GRAMMAR = (
     "a key is 1 to 128 of the characters A-Z a-z 0-9 . _ : - and begins with a letter or a digit"
@@ -65,7 +65,7 @@ class Renewal(LeaseBody):
     """One of the leases in the body of a request to renew many."""
 
     # In pydantic's language of patterns $ is the end, also before a newline.
-    key: str = Field(pattern=f"^{_KEY.pattern.decode()}$")
+    key: str = Field(pattern=f"^{KEY.pattern.decode()}$")
     token: str = Field(pattern=f"^{_UUID.pattern.decode()}$", repr=False)  # a secret
 
 
@@ -90,8 +90,8 @@ class Together(NamedTuple):
 def parse_key(segment: bytes, name: str = "key", sent_as: str = "path segment") -> str:
     """The key in one raw path segment: percent-decoded once, then checked."""
     # A valid key needs no encoding, so most segments are keys as they come.
-    raw = segment if _KEY.fullmatch(segment) else unquote_to_bytes(segment)
-    if _KEY.fullmatch(raw) is None:
+    raw = segment if KEY.fullmatch(segment) else unquote_to_bytes(segment)
+    if KEY.fullmatch(raw) is None:
         raise InvalidRequestError(
             f"{name}: got {shown(raw)}; {_KEY_GRAMMAR}, sent as one percent-encoded {sent_as}."
         )
