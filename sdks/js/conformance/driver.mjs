@@ -38,10 +38,19 @@ async function quiet() {
 /** Stands still until `advance`. */
 class VirtualClock {
   #now = 0;
+  #wall; // of the start, in seconds since 1970
   #sleeps = new Set(); // {dueAt, seconds, wake}, in the order they were asked
+
+  constructor(wall) {
+    this.#wall = Date.parse(wall) / 1000;
+  }
 
   now() {
     return this.#now;
+  }
+
+  wall() {
+    return this.#wall + this.#now;
   }
 
   at(when, wake) {
@@ -80,15 +89,20 @@ class VirtualClock {
 
 // --- the wire --------------------------------------------------------------------------------------
 
-/** The global fetch, its exchanges counted until their answer was read whole, they failed, or were aborted. */
+/** The global fetch: its exchanges counted until their answer was read whole, they failed, or were aborted; the bytes of its streams. */
 class Wire {
   /** Key -> the last 409: where contention is a value, only the wire knows what the server said. */
   refusals = new Map();
   #isCut = false;
   #exchanges = new Set(); // {requestId, cut}
+  #streams = new Set(); // {taken, cut}, those that are open
 
   get inFlight() {
     return this.#exchanges.size;
+  }
+
+  get streaming() {
+    return [...this.#streams].map(({ taken }) => taken);
   }
 
   fetch = async (url, init) => {
@@ -108,14 +122,42 @@ class Wire {
     this.#exchanges.add(exchange);
     try {
       const response = await fetch(url, { ...init, signal: cut.signal });
-      const body = await response.text();
       const { status, headers } = response;
+      if (status === 200 && headers.get('content-type')?.startsWith('text/event-stream')) {
+        return { status, headers, body: this.#streamed(response.body, cut) };
+      }
+      const body = await response.text();
       if (status === 409 && url.includes('/locks/')) this.#note(url, exchange.requestId, body);
       return { status, headers, text: async () => body };
     } finally {
       end();
     }
   };
+
+  /** The same body; how much of it the SDK has taken is known, and when it is over. */
+  #streamed(body, cut) {
+    const stream = { taken: 0, cut };
+    const reader = body.getReader();
+    const end = () => {
+      activity += 1;
+      this.#streams.delete(stream);
+    };
+    const read = async () => {
+      try {
+        const { done, value } = await reader.read();
+        activity += 1;
+        stream.taken += value?.length ?? 0;
+        if (done) end();
+        return { done, value };
+      } catch (error) {
+        end();
+        throw error;
+      }
+    };
+    cut.signal.addEventListener('abort', end);
+    this.#streams.add(stream);
+    return { getReader: () => ({ read, cancel: () => reader.cancel() }) };
+  }
 
   #note(url, request_id, body) {
     const { code, error: message } = JSON.parse(body);
@@ -126,7 +168,7 @@ class Wire {
   /** Closes all sockets; from now on nothing is sent and nothing comes. */
   cut() {
     this.#isCut = true;
-    for (const { cut } of this.#exchanges) cut.abort();
+    for (const { cut } of [...this.#exchanges, ...this.#streams]) cut.abort();
   }
 }
 
@@ -139,7 +181,7 @@ class BodyError extends Error {}
 class Cancelled extends Error {}
 
 /** The names of arguments that begin the SDK's own sentences about wrong ones. */
-const ARGUMENT = /^(key|ttl|token|requestId|lease|signal|options|callback) /;
+const ARGUMENT = /^(key|prefix|ttl|wait|token|requestId|lease|signal|options|callback) /;
 
 function nameOf(error) {
   if (error instanceof VolcanoError) return error.name;
@@ -188,8 +230,8 @@ class Session {
   #isOver = false;
   #running = 0; // calls that have not ended
 
-  constructor({ base_url, service_key, clock, timeout }) {
-    this.clock = clock === 'virtual' ? new VirtualClock() : undefined;
+  constructor({ base_url, service_key, clock, now, timeout }) {
+    this.clock = clock === 'virtual' ? new VirtualClock(now) : undefined;
     const options = { apiUrl: base_url, fetch: this.#wire.fetch };
     if (service_key !== null) options.serviceKey = service_key;
     if (timeout !== undefined) options.timeout = timeout * 1000;
@@ -204,6 +246,10 @@ class Session {
 
   get inFlight() {
     return this.#wire.inFlight;
+  }
+
+  get streaming() {
+    return this.#wire.streaming;
   }
 
   get isIdle() {
@@ -247,6 +293,20 @@ class Session {
       close: () => this.client.close(),
     };
     this.#settle(call, calls[cmd]());
+  }
+
+  watch({ call, ...filters }) {
+    const { cancel } = this.#start(call);
+    this.#settle(
+      call,
+      (async () => {
+        for await (const event of this.client.locks.watch({ ...filters, signal: cancel.signal })) {
+          const { type, key, fencingToken, at, watchers } = event;
+          this.#emit({ event: 'watched', call, type, key, fencing_token: fencingToken, at, watchers });
+        }
+        return {};
+      })(),
+    );
   }
 
   #start(call, key) {
@@ -314,11 +374,12 @@ class Session {
   }
 }
 
-function optionsOf({ ttl, token, request_id }, { cancel }) {
+function optionsOf({ ttl, token, request_id, wait }, { cancel }) {
   const options = { signal: cancel.signal };
   if (ttl !== undefined) options.ttl = ttl;
   if (token !== undefined) options.token = token;
   if (request_id !== undefined) options.requestId = request_id;
+  if (wait !== undefined) options.wait = wait;
   return options;
 }
 
@@ -352,15 +413,18 @@ async function obey({ id, cmd, ...fields }) {
         'close',
         'contention_is_a_value',
         'renew_many',
+        'wait',
+        'events',
       ],
     };
   }
-  if (fields.wait !== undefined) throw new Unsupported('this SDK does not wait yet');
   switch (cmd) {
     case 'with_lock':
       return session.withLock(fields);
     case 'finish':
       return session.finish(fields);
+    case 'watch':
+      return session.watch(fields);
     case 'cancel':
       await quiet(); // in mid-flight, not before the first send
       return session.cancel(fields);
@@ -370,7 +434,7 @@ async function obey({ id, cmd, ...fields }) {
     case 'sleeping':
       if (!session.clock) throw new Unsupported('the clock is real');
       await quiet();
-      return { seconds: session.clock.lengths, in_flight: session.inFlight };
+      return { seconds: session.clock.lengths, in_flight: session.inFlight, streaming: session.streaming };
     case 'advance':
       if (!session.clock) throw new Unsupported('the clock is real');
       return session.clock.advance(fields.seconds, fields.blocked === true);

@@ -3,6 +3,7 @@
 import {
   type AuthenticationError,
   ConflictError,
+  type LockEvent,
   type LockGuard,
   type LockLease,
   LockLostError,
@@ -56,6 +57,20 @@ export async function directCalls(lease: LockLease) {
   await volcano.close();
 }
 
+export async function waitingAndWatching(signal: AbortSignal) {
+  await volcano.locks.acquire('k', { ttl: 30, wait: Number.POSITIVE_INFINITY });
+  await volcano.locks.withLock('k', { ttl: 30, wait: 0.5, signal }, () => 1);
+  const keys: readonly string[] = ['a', 'b'];
+  for await (const event of volcano.locks.watch({ key: keys, prefix: 'c', signal })) {
+    same<typeof event, LockEvent>();
+    if (event.type === 'reset') same<typeof event.key, null>();
+    else if (event.type === 'released') same<typeof event.fencingToken, number>();
+    else same<typeof event.type, 'acquired' | 'force_released' | 'lapsed'>();
+  }
+  const events: AsyncIterable<LockEvent> = volcano.locks.watch({ prefix: 'c' });
+  return events;
+}
+
 export function errors(error: Error): number | null | undefined {
   if (error instanceof LockLostError) return error.because?.status;
   if (error instanceof RateLimitedError) return error.retryAfter;
@@ -72,6 +87,10 @@ export async function mistakes({ lease, signal }: LockGuard) {
   await volcano.locks.withLock('k', {}, () => 1);
   // @ts-expect-error: seconds are a number
   await volcano.locks.acquire('k', { ttl: '30' });
+  // @ts-expect-error: so is a wait
+  await volcano.locks.withLock('k', { ttl: 30, wait: '5' }, () => 1);
+  // @ts-expect-error: a watch is of something
+  volcano.locks.watch();
   // @ts-expect-error: a renewal needs the lease
   await volcano.locks.renew('k', { ttl: 30 });
   // @ts-expect-error: a lease is read, never written
