@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+import httpx
 import pytest
 
 from volcano_server.testing import VolcanoServer
@@ -118,6 +119,16 @@ def line_with(process: "subprocess.Popen[str]", text: str) -> str:
     process.wait()
     assert process.stderr is not None
     raise AssertionError(f"ended without {text!r}: {process.stderr.read()}")
+
+
+def requests(server: VolcanoServer, operation: str, outcome: str = "") -> int:
+    """How many lock requests of an operation the server has answered, so or in any way.
+
+    "events" counts the streams that were opened: as often has somebody begun to listen.
+    """
+    name = f'volcano_lock_requests_total{{operation="{operation}",outcome="{outcome}'
+    lines = httpx.get(f"{server.url}/metrics", trust_env=False).text.splitlines()
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(name))
 
 
 def load(name: str, program: str) -> ModuleType:
