@@ -192,8 +192,8 @@ class DatabaseClock(ManualClock):
             self._connection.execute(statement.encode())
         self._show()
 
-    def advance(self, seconds: float) -> None:
-        super().advance(seconds)
+    def _move(self, micros: int) -> None:
+        super()._move(micros)
         self._show()
 
     def step_wall(self, seconds: float) -> None:

@@ -177,6 +177,37 @@ def test_no_repr_shows_a_lock_token(holder_of_a_secret: object) -> None:
     assert "s3cret" not in repr(holder_of_a_secret)
 
 
+def test_answers_say_for_the_events_what_began_and_what_ended() -> None:
+    """What a caller is not told, and no comparison of answers sees."""
+    slots: dict[SlotKey, Slot] = {}
+    commands: list[Command] = [
+        Acquire(NIGHTLY, "alice", 30),
+        Acquire(NIGHTLY, "alice", 30),
+        Renew(NIGHTLY, "alice", 30),
+        Read(NIGHTLY),
+        Release(NIGHTLY, "alice"),
+        Release(NIGHTLY, "alice"),
+        ForceRelease(NIGHTLY),
+        Acquire(NIGHTLY, "bob", 5),
+        ForceRelease(NIGHTLY),
+        Acquire(NIGHTLY, "bob", 5),
+    ]
+
+    answers: list[Any] = list(decide_all(slots, commands, now=7, fencing_floor=100)[0])
+
+    first, again, renewed, held, ended, nothing, neither, second, forced, third = answers
+    assert [each.begins for each in (first, again, renewed, second, third)] == [
+        *(True, False, False, True, True)
+    ]
+    assert held.expires_in == 30 * SECOND
+    assert [(each.fencing_token, each.at) for each in (ended, nothing, neither, forced)] == [
+        *((100, 7), (0, 0), (0, 0), (101, 7))
+    ]
+    (late,), _ = decide_all(slots, [Release(NIGHTLY, "bob")], 6 * SECOND + 7, 0)
+    assert isinstance(late, Released)
+    assert (late.fencing_token, late.at) == (0, 0)  # it had lapsed, nothing ended by this
+
+
 def test_a_released_slot_is_free_from_its_release_and_a_held_one_after_the_grace() -> None:
     assert Slot(7, None, changed_at=5).free_at() == 5
     assert Slot(7, Lease("alice", 30 * SECOND, 90 * DAY), changed_at=5).free_at() == 31 * SECOND

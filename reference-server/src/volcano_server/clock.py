@@ -73,7 +73,7 @@ class Movable:
 
     def advance(self, seconds: float) -> None:
         """Time passes: both clocks move."""
-        self._moved += round(seconds * 1_000_000)
+        self._move(round(seconds * 1_000_000))
         for call in list(self._waiting):
             call()
 
@@ -81,6 +81,9 @@ class Movable:
         """`call` from whatever thread moves the clock.  What is returned ends that."""
         self._waiting.append(call)
         return lambda: self._waiting.remove(call)
+
+    def _move(self, micros: int) -> None:
+        self._moved += micros
 
 
 class ManualClock(Movable):

@@ -18,6 +18,8 @@ from volcano_server.subscription import Ending, Subscription
 
 _PATIENCE = {Ending.READER_GONE: 0.0, Ending.CUT_OFF: 10.0, Ending.STOPPING: 0.5}
 """Seconds for what waits when a stream ends."""
+_GRACEFUL = 5.0
+"""Seconds after which sse-starlette, which looks for uvicorn's stop itself, breaks a stream off."""
 
 
 async def stream(
@@ -28,13 +30,15 @@ async def stream(
     send: Send,
 ) -> None:
     """Returns when the stream is over, for whatever reason."""
-    # Comments come from the hub, by the server's clock.
-    response = EventSourceResponse(subscription.blocks(), ping=0, sep="\n")
+    # Comments come from the hub, by the server's clock; the end, too, before sse-starlette's own.
+    response = EventSourceResponse(
+        subscription.blocks(), ping=0, sep="\n", shutdown_grace_period=_GRACEFUL
+    )
     response.raw_headers.extend(headers)
     with anyio.CancelScope() as patience:
 
         def ending(why: Ending) -> None:
-            patience.deadline = anyio.current_time() + _PATIENCE[why]
+            patience.deadline = min(patience.deadline, anyio.current_time() + _PATIENCE[why])
 
         subscription.on_end = ending
         if subscription.ending is not None:

@@ -91,7 +91,7 @@ class Hub:
             raise TooManyStreamsError
         self._queue.on_written = self.told
         self._thread = threading.get_ident()
-        subscription = Subscription(project, filters)
+        subscription = Subscription(project, filters, self.ended)
         found = room.filters_of(subscription, self._number + 1)
         if any(each.since > self._number for each in found):
             self._number += 1  # what went before is not known of a new filter
@@ -109,11 +109,10 @@ class Hub:
 
     def leave(self, subscription: Subscription) -> None:
         """Nobody reads it any more."""
-        subscription.end(Ending.READER_GONE)
         found = self._filters.pop(subscription, None)
         if found is None:
             return
-        self.ended[subscription.ending or Ending.READER_GONE] += 1
+        subscription.end(Ending.READER_GONE)
         self._rooms[subscription.project].leave(subscription, found)
         now = self.agenda.now()
         for each in found:

@@ -6,7 +6,8 @@ What waits is bounded: a reader with too much before it is cut off.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
 from enum import StrEnum
 
 from volcano_server.wire_events import COMMENT, Filters
@@ -23,16 +24,20 @@ class Ending(StrEnum):
 
 
 class Subscription:
-    """Used from one event loop.  Blocks are whole events or comments, as they go out."""
+    """Used from one event loop.  Blocks are whole events or comments, as they go out.
 
-    def __init__(self, project: str, filters: Filters) -> None:
+    `endings`: where its end is counted.
+    """
+
+    def __init__(self, project: str, filters: Filters, endings: Counter[Ending]) -> None:
         self.project = project
         self.filters = filters
         self.told = 0
         """How many events were handed to the connection."""
         self.ending: Ending | None = None
         self.on_end: Callable[[Ending], None] | None = None
-        """Called when nothing more will come; what waits may still go out."""
+        """Called when nothing more will come; what waits may still go out.  Maybe several times."""
+        self._endings = endings
         self._waiting: list[bytes] = [COMMENT]  # at once: the reader knows that it is heard
         self._events_waiting = 0
         self._wake: asyncio.Future[None] | None = None
@@ -60,14 +65,15 @@ class Subscription:
             self._go_on()
 
     def end(self, ending: Ending) -> None:
-        """The first reason counts."""
+        """The first reason counts; a later one may leave less time for what waits."""
         if self.ending is None:
             self.ending = ending
-            if self.on_end is not None:
-                self.on_end(ending)
+            self._endings[ending] += 1
             self._go_on()
+        if self.on_end is not None:
+            self.on_end(ending)
 
-    async def blocks(self) -> AsyncIterator[bytes]:
+    async def blocks(self) -> AsyncGenerator[bytes, None]:
         """What to send, some blocks at a time, until the end."""
         while True:
             if self._waiting:

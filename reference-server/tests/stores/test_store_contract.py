@@ -161,6 +161,55 @@ async def acquire(
     return answer
 
 
+# What is held.
+
+
+async def held(
+    bench: Bench, prefix: str, after: str = "", limit: int = 1_000
+) -> tuple[list[str], str | None]:
+    found = await bench.store.held("shop", prefix, after, limit)
+    return [key for key, _ in found.held], found.looked_to
+
+
+async def test_the_keys_that_are_held_and_begin_so_in_their_order(bench: Bench) -> None:
+    for key in ("tick", "ticket:9", "ticket:10", "ticket~", "tidy", "tic", "Ticket", "tick.et"):
+        await acquire(bench, key=SlotKey("shop", key))
+    await acquire(bench, key=SlotKey("bank", "ticket:7"))
+
+    assert await held(bench, "tick") == (
+        ["tick", "tick.et", "ticket:10", "ticket:9", "ticket~"],
+        None,
+    )
+    assert await held(bench, "none") == ([], None)
+
+
+async def test_a_key_is_held_until_the_end_of_its_grace(bench: Bench) -> None:
+    granted = await acquire(bench, ttl_seconds=5)
+    await acquire(bench, key=HOURLY)
+    await apply(bench, Release(HOURLY, "alice"))
+    bench.host.advance(5.9)
+
+    ((key, found),) = (await bench.store.held("shop", "n", "", 10)).held
+    assert (key, found) == ("nightly", Held(granted.expires_at, granted.fencing_token))
+    assert found.expires_in == -900_000
+    bench.host.advance(0.1)
+    assert await held(bench, "n") == ([], None)
+    assert await held(bench, "h") == ([], None)
+
+
+async def test_what_is_held_comes_in_pieces_free_slots_counted_too(bench: Bench) -> None:
+    """So that no piece takes long, however many dead keys lie between."""
+    for number in range(5):
+        await acquire(bench, key=SlotKey("shop", f"k{number}"))
+    await apply(bench, *(ForceRelease(SlotKey("shop", f"k{number}")) for number in (0, 1, 3)))
+
+    assert await held(bench, "k", limit=2) == ([], "k1")
+    assert await held(bench, "k", "k1", limit=2) == (["k2"], "k3")
+    assert await held(bench, "k", "k3", limit=2) == (["k4"], None)
+    assert await held(bench, "k4", limit=1) == (["k4"], "k4")
+    assert await held(bench, "k4", "k4", limit=1) == ([], None)
+
+
 # Batches.
 
 
