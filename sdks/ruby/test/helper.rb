@@ -16,7 +16,7 @@ ENV.delete_if { |name, _value| name.start_with?("VOLCANO_") || name.downcase.end
 
 # What all tests share. Warnings of our own code are errors, and no test runs for ever.
 class VolcanoTest < Minitest::Test
-  SECONDS = 30
+  SECONDS = Integer(ENV.fetch("TEST_SECONDS", "30"))
   TABLES = File.expand_path("../../../conformance/tables", __dir__)
   TOKEN = "1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed"
 

@@ -11,6 +11,10 @@ require_relative "test_guard"
 require_relative "test_keeper"
 require_relative "test_locks"
 require_relative "test_transport"
+require_relative "test_events"
+require_relative "test_waiting"
+require_relative "test_stream"
+require_relative "test_waiting_room"
 
 TestRenewal.remove_method(:test_two_thousand_leases_survive_an_outage_at_a_random_moment) # so many checks take a minute
 # The check itself refuses what these hand over.
@@ -22,5 +26,13 @@ class TestSignatures < VolcanoTest
     error = assert_raises(RBS::Test::Tester::TypeError) { Volcano::Renewal.renewal_delay("30", 29, 0) }
 
     assert_match(/renewal_delay/, error.message)
+  end
+
+  # Only with a block: the check would read an Enumerator to its end, and a watch has none.
+  def test_a_watch
+    server = ScriptedServer.open { |request| request.number == 1 ? request.refuse(503, "x") : [request.open_stream_head, request.tell("released"), request.hang] }
+
+    assert_equal("k", client(server.url).locks.watch(key: "k", prefix: %w[a b]) { |event| break event.key })
+    server.close
   end
 end

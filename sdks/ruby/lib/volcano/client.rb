@@ -57,7 +57,7 @@ module Volcano
       @locks = Locks.new(self)
     end
 
-    # Ends all that this client holds and does: calls that wait and watches raise, the guards of its running `with_lock`s are
+    # Ends all that this client holds and does: calls that wait raise, watches end, the guards of its running `with_lock`s are
     # lost, then each of their leases is released. Leases of `acquire` are the caller's and stay.
     #
     # @raise [Error] the first release that failed; the others were tried all the same

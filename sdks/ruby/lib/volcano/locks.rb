@@ -146,8 +146,8 @@ module Volcano
     # @return [Enumerator] of LockEvents; with a block what that `break`s with
     # @raise [Error::NotFoundError] from the iteration: the server has no events
     def watch(key: nil, prefix: nil, &block)
-      events = Watch.new(@client, Events::Filters.checked(key, prefix)).each
-      block ? events.each(&block) : events
+      watch = Watch.new(@client, Events::Filters.checked(key, prefix))
+      block ? watch.each(&block) : watch.to_enum
     end
 
     def inspect

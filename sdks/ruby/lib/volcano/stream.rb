@@ -10,11 +10,13 @@ module Volcano
   #   open ── 200 text/event-stream ──> next_events, next_events, … nil ──> close
   #     └──── the outcome of anything else ───────────────────────────────> close
   #
-  # Whoever opens it reads it, and closes it in an `ensure`; any thread may abort it.
+  # Whoever opens it reads it, and closes it in an `ensure`; any thread may retire or abort it.
   # @api private
   class Stream < Transport::Exchange
     # A server sends a comment every 15 s. Nothing for so long is a connection that nobody noticed break.
     SILENCE_SECONDS = 40.0
+    # So long a server may take to end a stream that is not needed any more.
+    RETIRED_SECONDS = 1.0
 
     # Where the bytes of a body go when Net::BufferedIO reads them: out of it, as soon as there are any.
     module Part
@@ -33,6 +35,7 @@ module Volcano
       @parser = Events::Parser.new(last_id)
       @streaming = false
       @taken = 0
+      @retirement = nil
     end
 
     # Is it past the head, and not closed?
@@ -58,8 +61,15 @@ module Volcano
       @parser.last_id
     end
 
+    # From another thread: another stream has taken its place. What the server has told by now is still read.
+    def retire
+      @retirement = @clock.at(@clock.now + RETIRED_SECONDS) { abort }
+      @lane&.half_close
+    end
+
     def close
       @transport.end_stream(self, @outcome)
+      @retirement&.cancel
       @streaming = false
     end
 
@@ -73,8 +83,7 @@ module Volcano
       catch(:open) { super }
     end
 
-    # An open stream waits for bytes as long as there was no silence. After an abort what has come is still read, and then
-    # the end.
+    # An open stream waits for bytes as long as there was no silence.
     def wait
       return super unless @streaming
 

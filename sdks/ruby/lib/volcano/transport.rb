@@ -285,6 +285,13 @@ module Volcano
         nil # it has ended already
       end
 
+      # From another thread: says that no request will follow. The answer is still read.
+      def half_close
+        @io&.shutdown(:WR)
+      rescue SystemCallError, IOError
+        nil # it has ended already
+      end
+
       def forget
         @io&.close
       end

@@ -94,8 +94,8 @@ module Volcano
 
       # No stream tells of the key yet, or any more.
       def uncovered(now, random)
+        @poll_at = now + Waiting.poll_delay(random) unless @polls
         @polls = true
-        poll_by(now + Waiting.poll_delay(random))
       end
 
       # An event of the key, or a reset.
@@ -107,7 +107,7 @@ module Volcano
       # A try was answered: held by another.
       def refused(now, random)
         @backoff.worked
-        poll_by(now + Waiting.poll_delay(random))
+        @poll_at = now + Waiting.poll_delay(random) if @polls
       end
 
       # A try failed, and the next may do better. `jitter`: -1 to 1.
@@ -116,17 +116,22 @@ module Volcano
         try_by(now)
       end
 
-      # A poll was answered with this LockState. `wall`: the time of day, in seconds since 1970.
-      def read(state, now, wall, random)
-        return try_by(now) unless state.held?
+      # A poll was answered with this LockState, by the call or by another of the `companions` that wait for the key with it.
+      # `wall`: the time of day, in seconds since 1970.
+      def read(state, now, wall, random, companions: 0)
+        return unless @polls
 
-        poll_by(now + Waiting.poll_delay(random, state.expires_at.to_f - wall))
+        if state.held?
+          @poll_at = now + Waiting.poll_delay(random, state.expires_at.to_f - wall)
+        else
+          try_by(now + Waiting.spread(1 + companions, random))
+        end
       end
 
       # A poll failed, and the next may do better.
       def not_read(error, now, random)
-        @not_before = now + (error.retry_after || 0.0)
-        poll_by(now + Waiting.poll_delay(random))
+        @not_before = [@not_before, now + (error.retry_after || 0.0)].max
+        @poll_at = now + Waiting.poll_delay(random) if @polls
       end
 
       # --- what to do ---
@@ -154,10 +159,6 @@ module Volcano
 
       def try_by(moment)
         @try_at = [@try_at, moment].min
-      end
-
-      def poll_by(moment)
-        @poll_at = [@poll_at, moment].min if @polls
       end
     end
   end

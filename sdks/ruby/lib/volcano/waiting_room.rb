@@ -44,9 +44,14 @@ module Volcano
         @room.next_step(self)
       end
 
-      # Yields the Turn and the time, to be told what became of a step.
+      # Yields its Turn and the time, to be told what became of a try.
       def tell
-        @room.look_at(self) { |now| yield @turn, now }
+        @room.tell(self) { |now| yield @turn, now }
+      end
+
+      # What a poll read is for all that wait for the key. Yields the Turn of each, the time, and how many others there are.
+      def tell_all(&block)
+        @room.tell_all(@key, &block)
       end
     end
 
@@ -91,23 +96,25 @@ module Volcano
       step
     end
 
-    # Yields the time, with the mutex held.
-    def look_at(waiter)
+    def tell(waiter)
+      synchronize { [yield(@clock.now), settle(waiter)] }
+    end
+
+    def tell_all(key)
       synchronize do
-        yield @clock.now
-        settle(waiter)
+        waiters = @waiters.fetch(key, [])
+        waiters.each { |waiter| [yield(waiter.turn, @clock.now, waiters.size - 1), settle(waiter)] }
       end
     end
 
-    # Waits so long, for one that reads a stream of its own.
-    # @raise [Error] the client is closed
+    # Waits so long, for one that reads a stream of its own. False when the client is closed.
     def pause(seconds)
       over_at = @clock.now + seconds
       over = ConditionVariable.new
       alarm = nil
       synchronize { [@pauses << over, alarm = timer(over_at) { over.signal }] }
       @mutex.synchronize { over.wait(@mutex) until @closed || @clock.now >= over_at }
-      refuse_when_closed
+      !@closed
     ensure
       synchronize { [@pauses.delete(over), alarm&.cancel] }
     end
@@ -162,7 +169,8 @@ module Volcano
     end
 
     def step_of(waiter)
-      refuse_when_closed
+      raise Error, "this client is closed" if @closed
+
       waiter.stirred = false
       step = waiter.turn.next_step(@clock.now)
       settle(waiter) unless step
@@ -186,10 +194,6 @@ module Volcano
     def stir(waiter)
       waiter.stirred = true
       waiter.changed.signal
-    end
-
-    def refuse_when_closed
-      raise Error, "this client is closed" if @closed
     end
 
     # Nothing may end the timers' thread.
@@ -259,7 +263,7 @@ module Volcano
 
         waiters.each { |waiter| [waiter.turn.covered(@clock.now, rand), settle(waiter)] }
       end
-      old&.stream&.abort
+      old&.stream&.retire
       arrange
     end
 

@@ -30,10 +30,8 @@ module Volcano
       @iterations = []
     end
 
-    # Yields each LockEvent, for ever.
+    # Yields each LockEvent, until the client is closed.
     def each(&block)
-      return to_enum unless block
-
       mark = Object.new # on this stack alone, and so gone with it
       iteration = Iteration.new(Thread.current, Fiber.current, [])
       ObjectSpace.define_finalizer(mark, self.class.closer_of(iteration.streams))
@@ -65,10 +63,12 @@ module Volcano
     private
 
     def follow(streams, &block)
+      session = @client.session
       backoff = Waiting::Backoff.new
       last_id = ""
-      while true # not `loop`: that would take a StopIteration of the block's
-        session = @client.session
+      goes_on = true
+      while goes_on # not `loop`: that would take a StopIteration of the block's
+        session = @client.session unless session.mine?
         request = Operations.watch(@filters, last_id: last_id, **@client.locks.sender)
         attempt = Operations::Try.new(request: request, timeout: @client.timeout)
         stream = Stream.new(attempt, transport: session.transport, clock: session.clock, last_id: last_id)
@@ -79,7 +79,7 @@ module Volcano
           stream.close
         end
         last_id = stream.last_id
-        session.waiting_room.pause(backoff.failed(error&.retry_after, Random.rand(-1.0..1.0)))
+        goes_on = session.waiting_room.pause(backoff.failed(error&.retry_after, Random.rand(-1.0..1.0)))
       end
     end
 

@@ -19,10 +19,12 @@ class ScriptedServer
       @path = path
       @headers = headers
       @body = body
+      @streaming = false
     end
 
     def operation
       return "renew_many" if path == "/lock-leases"
+      return "watch" if path.start_with?("/lock-events?")
 
       lease = path.end_with?("/lease")
       { "POST" => "acquire", "PATCH" => "renew", "DELETE" => lease ? "release" : "force_release", "GET" => "get" }.fetch(http_method)
@@ -62,6 +64,40 @@ class ScriptedServer
       answer(status, { error: "No: #{code}.", code: code }, **headers)
     end
 
+    # What a watch asks for: { "key" => ["a"], "prefix" => [] }.
+    def filters
+      { "key" => [], "prefix" => [], **URI.decode_www_form(path.split("?").last).group_by(&:first).transform_values { |pairs| pairs.map(&:last) } }
+    end
+
+    # Opens an event stream, and keeps it open until the client hangs up.
+    def open_stream
+      open_stream_head
+      chunk(": open\n\n")
+      hang
+      socket.close
+    end
+
+    def open_stream_head
+      @streaming = true
+      socket.write("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n")
+    end
+
+    def streaming?
+      @streaming
+    end
+
+    def chunk(text)
+      socket.write("#{text.bytesize.to_s(16)}\r\n#{text}\r\n")
+    end
+
+    # Tells of an event on that stream.
+    def tell(type, key = "k", id: 1, fencing_token: 7, watchers: 1)
+      data = type == "reset" ? {} : { key: key, fencing_token: fencing_token, at: "2026-12-01T00:00:00.123Z", watchers: watchers }
+      chunk("event: #{type}\nid: #{id}\ndata: #{JSON.generate(data)}\n\n")
+    rescue IOError, SystemCallError
+      nil # the client has hung up meanwhile
+    end
+
     # Ends the connection with a reset.
     def reset
       socket.setsockopt(Socket::SOL_SOCKET, Socket::SO_LINGER, [1, 0].pack("ii"))
@@ -79,6 +115,7 @@ class ScriptedServer
       when "acquire", "renew" then grant
       when "renew_many" then grant_each
       when "get" then answer(200, { held: false })
+      when "watch" then open_stream
       else answer(204)
       end
     end
@@ -109,6 +146,11 @@ class ScriptedServer
 
   def operations
     @requests.map(&:operation)
+  end
+
+  # The event streams that are open on this side.
+  def streams
+    @mutex.synchronize { @requests.select { |request| request.streaming? && !request.socket.closed? } }
   end
 
   # How many connections are open on this side.

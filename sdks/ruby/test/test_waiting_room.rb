@@ -1,0 +1,346 @@
+# frozen_string_literal: true
+
+require "helper"
+require "logger"
+require "minitest/mock"
+require "rbconfig"
+require "stringio"
+
+# What waiting is made of in Ruby: threads, sockets, interrupts, forks. How it waits is in conformance/scenarios/waiting.
+class TestWaitingRoom < VolcanoTest
+  class Mine < StandardError; end
+
+  # A lock server whose keys are held until `free` says otherwise.
+  def setup
+    @clock = ManualClock.new
+    @free = []
+    @on_watch = :open_stream.to_proc
+    @server = ScriptedServer.open { |request| serve(request) }
+    @log = StringIO.new
+    @client = client(@server.url, clock: @clock, logger: Logger.new(@log))
+    @locks = @client.locks
+    @before = Thread.list
+  end
+
+  def teardown
+    super
+    @server.close
+  end
+
+  # --- one stream ----------------------------------------------------------------------------------
+
+  def test_without_wait_a_held_key_costs_one_request_and_nothing_else
+    [{}, { wait: 0 }, { wait: 0.0 }].each { |options| assert_raises(Volcano::Error::ConflictError) { @locks.acquire("k", ttl: 5, **options) } }
+
+    assert_equal([%w[acquire] * 3, [], []], [@server.operations, @clock.timers, sdk_threads])
+  end
+
+  def test_twenty_calls_share_one_stream_and_one_thread
+    waiting = Array.new(20) { |number| wait_for("k#{number % 4}") }
+    wait_until { @server.streams.size == 1 && @server.streams.first.filters["key"] == %w[k0 k1 k2 k3] && at_rest(waiting) }
+
+    assert_equal(["volcano events"], sdk_threads.map(&:name))
+    free("k0", "k1", "k2", "k3")
+    waiting.each(&:value)
+    assert_nothing_left
+  end
+
+  # In between, nothing is heard twice and nothing is missed.
+  def test_a_further_key_opens_a_stream_for_both_before_the_first_is_closed
+    first = wait_for("a")
+    wait_until { at_rest([first]) && @server.streams.size == 1 }
+    a_stream = @server.streams.first
+    @on_watch = ->(request) { [@opens_late = request, a_stream.socket.closed? ? flunk : request.open_stream] }
+
+    second = wait_for("b")
+    wait_until { at_rest([first, second]) && @server.streams == [@opens_late] }
+
+    assert_equal([{ "key" => %w[a], "prefix" => [] }, { "key" => %w[a b], "prefix" => [] }], @server.requests.select { |one| one.operation == "watch" }.map(&:filters))
+    assert_equal(%w[a a b b], keys_of("acquire"), "the first has no reason to try again")
+    assert_nil(@opens_late.headers["last-event-id"])
+    free("a", "b")
+    assert_equal(%w[a b], [first, second].map { |one| one.value.key })
+  end
+
+  # What the old stream had told when the new one opened counts, too.
+  def test_an_event_on_the_old_stream_is_not_lost_in_the_exchange
+    first = wait_for("a")
+    wait_until { at_rest([first]) && @server.streams.size == 1 }
+    a_stream = @server.streams.first
+    @on_watch = lambda do |request|
+      @free << "a"
+      a_stream.tell("released", "a") # and no word of it on the new one
+      request.open_stream
+    end
+
+    second = wait_for("b")
+
+    assert_equal("a", first.value.key)
+    free("b")
+    second.value
+  end
+
+  def test_a_key_that_is_covered_by_prefixes_needs_no_further_stream
+    waiting = Array.new(65) { |number| wait_for(format("job-%02d", number)) }
+    wait_until { at_rest(waiting) && @server.streams.any? { |stream| stream.filters["prefix"].size == 7 } }
+    streams = @server.operations.count("watch")
+
+    waiting << wait_for("job-66")
+    wait_until { at_rest(waiting) && keys_of("acquire").count("job-66") == 2 }
+
+    assert_equal(streams, @server.operations.count("watch"))
+    free(*keys_of("acquire").uniq)
+    waiting.each(&:value)
+    assert_nothing_left
+  end
+
+  def test_the_last_that_leaves_closes_the_stream
+    waiting = [wait_for("k"), wait_for("k", wait: 10)]
+    wait_until { at_rest(waiting) && @server.streams.size == 1 }
+
+    @clock.advance(10)
+
+    assert_raises(Volcano::Error::ConflictError) { waiting.last.value }
+    assert_equal(1, @server.streams.size)
+    free("k")
+    waiting.first.value
+    assert_nothing_left
+  end
+
+  def test_a_stream_that_cannot_have_a_thread_is_polled_for
+    Volcano::Shield.stub(:thread, ->(_name) { raise ThreadError, "no more" }) do
+      waiting = wait_for("k")
+      wait_until { at_rest([waiting]) }
+      @free << "k"
+
+      advance_until { !waiting.alive? }
+
+      assert_equal("k", waiting.value.key)
+    end
+    assert_match(/a thread for events could not be started: no more/, @log.string)
+    assert_equal(0, @server.operations.count("watch"))
+  end
+
+  # --- without events ------------------------------------------------------------------------------
+
+  def test_a_server_without_events_is_asked_once_and_polled_for_all_that_wait_for_a_key
+    @on_watch = ->(request) { request.refuse(404, "not_found") }
+    waiting = Array.new(20) { wait_for("k") }
+    wait_until { at_rest(waiting) && @server.operations.include?("watch") && sdk_threads.empty? }
+
+    100.times { [@clock.advance(0.1), wait_until { at_rest(waiting) }] }
+    assert_includes(3..20, @server.operations.count("get"))
+    free("k")
+    advance_until { waiting.none?(&:alive?) }
+
+    assert_equal(["k"] * 20, waiting.map { |one| one.value.key })
+    assert_equal(1, @server.operations.count("watch"))
+    assert_nothing_left
+  end
+
+  # --- interrupts ----------------------------------------------------------------------------------
+
+  def test_whatever_ends_a_wait_leaves_nothing_behind
+    ways = {
+      raise: ->(thread) { thread.raise(Mine) }, kill: ->(thread) { thread.kill },
+      io_error: ->(thread) { thread.raise(IOError, "mine") }, volcano: ->(thread) { thread.raise(Volcano::Error::TransportError, "mine") }
+    }
+    %i[acquire with_lock].each do |call|
+      ways.each_value do |way|
+        thread = Thread.new { [Thread.current.report_on_exception = false, @locks.public_send(call, "k", ttl: 5, wait: Float::INFINITY) { flunk }] }
+        wait_until { at_rest([thread]) && @server.streams.size == 1 }
+        way.call(thread)
+        wait_until { !thread.alive? }
+        assert_nothing_left
+      end
+    end
+    assert_equal(0, @server.operations.count("release"))
+  end
+
+  def test_a_timeout_throw_or_error_from_beside_ends_a_wait
+    client = client(@server.url)
+    assert_raises(Timeout::Error) { Timeout.timeout(0.05) { client.locks.acquire("k", ttl: 5, wait: 60) } }
+    assert_raises(Mine) { Timeout.timeout(0.05, Mine) { client.locks.with_lock("k", ttl: 5, wait: 60) { flunk } } }
+
+    wait_until { @server.streams.empty? && (Thread.list - @before).none? { |thread| thread.name == "volcano events" } }
+    assert_empty(client.session.waiting_room.instance_variable_get(:@waiters))
+  end
+
+  STEPS = Integer(ENV.fetch("SWEEP_STEPS", "200")) / 2
+
+  # x goes over the whole of it: the first try, the stream's opening, the second try, the release of the holder, the third
+  # try, the body, the own release.
+  def test_a_timeout_at_any_moment_leaves_no_lease_behind
+    waiting, holding = Array.new(2) { RealServer.client }
+    whole = Array.new(9) { |number| seconds { handed_over(waiting, holding, "#{RealServer.key}#{number}", 60) } }.sort[4]
+    ends = Hash.new(0)
+
+    STEPS.times do |step|
+      key = RealServer.key
+      ends[handed_over(waiting, holding, key, 0.0001 + (step * whole * 1.3 / STEPS))] += 1
+
+      refute_predicate(holding.locks.get(key), :held?, "after step #{step}")
+      wait_until { waiting.session.transport.streams.empty? && waiting.session.transport.exchanges.empty? }
+      assert_empty(waiting.session.waiting_room.instance_variable_get(:@waiters))
+    end
+
+    assert_operator(ends[:timeout], :>, STEPS / 10, ends)
+    assert_operator(ends[:done], :>, 0, ends)
+  ensure
+    [waiting, holding].compact.each(&:close)
+  end
+
+  def test_sigint_in_mid_wait_ends_it_and_its_process
+    program = IO.popen([{ "URL" => @server.url }, RbConfig.ruby, "-w", "-I", load_path, "-r", "volcano", "-e", <<~'RUBY'], err: File::NULL)
+      client = Volcano::Client.new(api_url: ENV.fetch("URL"), service_key: "sk-x", proxy: nil)
+      begin
+        client.locks.with_lock("k", ttl: 60, wait: Float::INFINITY) { $stdout.puts("in") }
+      ensure
+        sleep(0.01) while client.session.transport.streams.any? || Thread.list.any? { |thread| thread.name == "volcano events" }
+        $stdout.puts(client.session.waiting_room.instance_variable_get(:@waiters))
+      end
+    RUBY
+    wait_until(10) { @server.streams.size == 1 && keys_of("acquire").size == 2 }
+
+    Process.kill("INT", program.pid)
+
+    assert_equal("{}\n", program.read)
+    program.close
+    assert_equal(Signal.list["INT"], $?.termsig)
+    wait_until { @server.streams.empty? }
+  end
+
+  def test_the_end_of_the_main_thread_ends_the_process_with_calls_that_wait
+    program = IO.popen([{ "URL" => @server.url }, RbConfig.ruby, "-w", "-I", load_path, "-r", "volcano", "-e", <<~'RUBY'], "r+", err: %i[child out])
+      client = Volcano::Client.new(api_url: ENV.fetch("URL"), service_key: "sk-x", proxy: nil)
+      Thread.new { client.locks.acquire("k", ttl: 60, wait: Float::INFINITY) }
+      Thread.new { client.locks.watch(key: "k") { nil } }
+      $stdin.gets
+    RUBY
+    wait_until(10) { @server.streams.size == 2 && keys_of("acquire").size == 2 }
+
+    took = seconds { assert_equal("", program.tap(&:close_write).read) }
+
+    assert_operator(took, :<, 1)
+    program.close
+    assert_predicate($?, :success?)
+  end
+
+  # --- closing, forks ------------------------------------------------------------------------------
+
+  def test_a_close_ends_what_waits_with_the_error_of_a_closed_client
+    waiting = [wait_for("k"), wait_for("j")]
+    wait_until { at_rest(waiting) && @server.streams.size == 1 }
+
+    @client.close
+
+    waiting.each { |one| assert_equal("this client is closed", assert_raises(Volcano::Error) { one.value }.message) }
+    assert_nothing_left
+  end
+
+  def test_a_close_in_the_middle_of_a_try_does_so_too
+    first = wait_for("k")
+    wait_until { at_rest([first]) }
+    @on_acquire = :hang.to_proc
+    @server.streams.first.tell("released", "k")
+    wait_until { @server.operations.count("acquire") == 3 }
+
+    @client.close
+
+    assert_equal("this client is closed", assert_raises(Volcano::Error) { first.value }.message)
+    assert_nothing_left
+  end
+
+  def test_a_fork_has_no_waiters_and_opens_its_own_stream
+    waiting = wait_for("k")
+    wait_until { at_rest([waiting]) && @server.streams.size == 1 }
+    out, into = IO.pipe
+    pid = fork do
+      into.puts(@client.session.waiting_room.instance_variable_get(:@waiters).size)
+      into.puts(@locks.acquire("j", ttl: 5, wait: 60).key)
+    ensure
+      into.close
+      exit!(0)
+    end
+    into.close
+
+    assert_equal("0\n", out.gets)
+    wait_until { @server.streams.map { |stream| stream.filters["key"] } == [%w[k], %w[j]] }
+    free("j")
+    assert_equal("j\n", out.gets)
+    Process.wait(pid)
+    free("k")
+    assert_equal("k", waiting.value.key)
+    wait_until { @server.streams.empty? }
+  end
+
+  private
+
+  def serve(request)
+    case request.operation
+    when "acquire"
+      return @on_acquire.call(request) if @on_acquire
+
+      @free.include?(request.key) ? request.grant : request.refuse(409, "lock_held")
+    when "get" then request.answer(200, @free.include?(request.key) ? { held: false } : { held: true, expires_at: "2026-11-29T12:00:00Z", fencing_token: 7 })
+    when "watch" then @on_watch.call(request)
+    else request.be_good
+    end
+  end
+
+  # Frees these keys and tells of it.
+  def free(*keys)
+    @free.concat(keys)
+    @server.streams.each { |stream| keys.each { |key| stream.tell("released", key) } }
+  end
+
+  def wait_for(key, wait: Float::INFINITY)
+    Thread.new do
+      Thread.current.report_on_exception = false
+      @locks.acquire(key, ttl: 5, wait: wait)
+    end
+  end
+
+  # Have all of them had their second try, or are they waiting for the time to pass?
+  def at_rest(threads)
+    threads.all? { |thread| thread.status == "sleep" } && @client.session.transport.exchanges.empty? &&
+      @client.session.transport.streams.all?(&:at_rest?) && Thread.list.count { |thread| thread.status == "run" } == 1
+  end
+
+  def advance_until
+    wait_until do
+      @clock.advance(0.1)
+      yield
+    end
+  end
+
+  def keys_of(operation)
+    @server.requests.select { |request| request.operation == operation }.map(&:key).sort
+  end
+
+  def sdk_threads
+    Thread.list.select { |thread| thread.name&.start_with?("volcano") } - @before
+  end
+
+  def assert_nothing_left
+    wait_until { @server.streams.empty? && sdk_threads.empty? }
+    assert_empty(@client.session.waiting_room.instance_variable_get(:@waiters)) unless @client.instance_variable_get(:@closed)
+    assert_empty(@clock.timers)
+  end
+
+  # One waits for what another holds, for at most so long.
+  def handed_over(waiting, holding, key, after)
+    lease = holding.locks.acquire(key, ttl: 60)
+    releasing = Thread.new { [sleep(0.02), holding.locks.release(key, lease)] }
+    Timeout.timeout(after) { waiting.locks.with_lock(key, ttl: 60, wait: 60) { sleep(0.001) } }
+    :done
+  rescue Timeout::Error
+    :timeout
+  ensure
+    releasing&.join
+  end
+
+  def load_path
+    $LOADED_FEATURES.grep(%r{/volcano\.rb\z}).first.delete_suffix("/volcano.rb")
+  end
+end
