@@ -74,7 +74,6 @@ export class Stream {
       for (let bytes = await connection.read(); bytes; bytes = await connection.read()) {
         this.#failures = 0;
         for (const message of parser.read(bytes)) {
-          this.#lastId = parser.lastId;
           const event = lockEvent(message);
           if (event) yield event;
         }

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
+import { getEventListeners } from 'node:events';
 import { afterEach, test } from 'node:test';
-import { clocks, until } from './support.mjs';
+import { clocks, ManualClock, settle, until } from './support.mjs';
 
 /** A SystemClock over two clocks and timers that the test moves: {wall, steady} in seconds. */
 function arranged() {
@@ -227,4 +228,41 @@ test('it also works with the timers that are really there', async () => {
   await until(() => wokenAt);
 
   assert.ok(wokenAt >= start + 0.03);
+});
+
+// --- pauses ------------------------------------------------------------------------------------------
+
+test('a pause ends when it is due, when it is cancelled or when it is woken, and leaves nothing', async () => {
+  for (const [end, when] of [
+    [({ clock }) => clock.advance(5), 5],
+    [({ controller }) => controller.abort(), 5],
+    [({ wake }) => wake(), 5],
+    [({ wake }) => wake(), Number.POSITIVE_INFINITY],
+  ]) {
+    const all = { clock: new ManualClock(), controller: new AbortController() };
+    let isOver = false;
+    const pause = clocks.pause(all.clock, all.clock.now() + when, all.controller.signal, (wake) => {
+      all.wake = wake;
+    });
+    void pause.then(() => {
+      isOver = true;
+    });
+    await settle();
+    assert.equal(isOver, false);
+    assert.equal(all.clock.pending.size, when === 5 ? 1 : 0);
+
+    await end(all);
+
+    await pause;
+    assert.equal(all.clock.pending.size, 0);
+    assert.equal(getEventListeners(all.controller.signal, 'abort').length, 0);
+  }
+});
+
+test('a pause that is cancelled before it begins is none', async () => {
+  const clock = new ManualClock();
+
+  await clocks.pause(clock, clock.now() + 5, AbortSignal.abort());
+
+  assert.equal(clock.pending.size, 0);
 });

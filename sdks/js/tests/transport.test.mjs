@@ -312,8 +312,12 @@ test('an injected fetch may ignore its signal, or give no stream', async () => {
     },
   });
   const headers = new Headers({ 'content-type': 'text/event-stream; charset=utf-8' });
+  let signal;
   const answering = (answer) =>
-    new transports.Transport('http://127.0.0.1', new ManualClock(), async () => ({ status: 200, headers, ...answer }));
+    new transports.Transport('http://127.0.0.1', new ManualClock(), async (_, init) => {
+      signal = init.signal;
+      return { status: 200, headers, ...answer };
+    });
   const cancel = new AbortController();
 
   const incoming = await answering({ body }).open(opening, cancel.signal);
@@ -321,6 +325,7 @@ test('an injected fetch may ignore its signal, or give no stream', async () => {
   cancel.abort();
   assert.equal(await read, null);
   assert.equal(isLetGo, true);
+  assert.equal(signal.aborted, true, 'or it heeds nothing else');
 
   const { failure } = await answering({ body: null }).open(opening, new AbortController().signal);
   assert.match(failure.message, /this fetch gives no stream of the body/);

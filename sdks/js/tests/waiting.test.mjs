@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict';
 import { getEventListeners } from 'node:events';
 import { after, test } from 'node:test';
-import { arranged, sdk, settle, streams, TOKEN, until, waits } from './support.mjs';
+import { arranged, ManualClock, sdk, settle, streams, TOKEN, transports, until, waits } from './support.mjs';
 
+const { Incoming } = transports;
 const { Waiting } = waits;
 
 const unhandled = [];
@@ -395,7 +396,9 @@ test('one whose try gets no answer does not hold the others up', async (t) => {
   const { server, stream, clock, results } = await listening(t, { calls: 2 });
   stream.tell('released');
   const hung = await server.next();
-  await clock.advance(0.06);
+  await clock.advance(0.04);
+  assert.equal(server.count, 5);
+  await clock.advance(0.02);
   (await server.next()).grant(8);
 
   assert.equal((await Promise.race(results)).lease.fencingToken, 8);
@@ -423,6 +426,7 @@ test('one that leaves before its turn passes it on', async (t) => {
 
 test('a key that the stream does not cover: a wider one is opened before the old one is closed', async (t) => {
   const { server, locks, stream, result } = await listening(t);
+  stream.tell('acquired', {}, '42');
   const other = locks.acquire('other', { ttl: 30, wait: 60 });
   (await server.next()).refuse();
   const wider = await server.next();
@@ -446,19 +450,81 @@ test('a key that the stream does not cover: a wider one is opened before the old
   assert.equal(server.count, 8);
 });
 
-test('what had come over the old stream already is not lost with it', async (t) => {
-  const { server, locks, stream, result } = await listening(t);
-  const other = locks.acquire('other', { ttl: 30, wait: 60 });
+test('a key that the stream covers anyway gets none of its own, and is tried at once', async (t) => {
+  const all = await waited(t, { keys: ['a', 'b'], wait: 5 });
+  const { server, locks, clock } = all;
+  let stream;
+  for (let tries = 0; tries < 2; ) {
+    const asked = await server.next();
+    if (asked.what.startsWith('GET')) {
+      stream = asked;
+      asked.stream();
+    } else {
+      tries += 1;
+      asked.refuse();
+    }
+  }
+  const stays = locks.acquire('a', { ttl: 30, wait: 60 });
+  for (let n = 0; n < 2; n++) (await server.next()).refuse();
+  await clock.advance(5.1);
+  await Promise.all(all.results);
+  const { count } = server;
+
+  const again = locks.acquire('b', { ttl: 30, wait: 60 });
   (await server.next()).refuse();
-  const wider = await server.next();
+  (await server.next()).grant(8);
 
-  stream.tell('released'); // both are written before either is read
-  wider.stream();
-  const tries = [await server.next(), await server.next()];
-  for (const asked of tries) asked.grant(8);
+  assert.equal((await again).acquired, true);
+  assert.equal(server.count, count + 2);
+  stream.tell('released', { key: 'a' });
+  (await server.next()).grant(9);
+  assert.equal((await stays).acquired, true);
+});
 
-  assert.deepEqual(tries.map(({ what }) => what).sort(), ['POST /locks/k/lease', 'POST /locks/other/lease']);
-  assert.deepEqual([(await result).acquired, (await other).acquired], [true, true]);
+test('what was under way on the old stream is not lost with it', async () => {
+  const clock = new ManualClock();
+  const opened = [];
+  const open = (_, cancel) =>
+    new Promise((resolve) => {
+      let ends;
+      const body = new ReadableStream({
+        start(controller) {
+          ends = controller;
+        },
+      });
+      const send = (text) => ends.enqueue(new TextEncoder().encode(text));
+      opened.push({ send, arrive: () => resolve(new Incoming(body, clock, new AbortController(), cancel)) });
+    });
+  const room = new waits.Waits({
+    clock,
+    open,
+    timeout: 10,
+    random: () => 0.5,
+    subscribe: () => ({}),
+    read: assert.fail,
+  });
+  const wait = (key) => {
+    const tried = [];
+    const attempt = async () => {
+      tried.push(key);
+      throw refusal;
+    };
+    void room.wait({ key, endsAt: never, refusal, cancel: undefined, attempt, isWorthAnother: () => true });
+    return tried;
+  };
+  const tried = wait('a');
+  await settle();
+  opened[0].arrive();
+  await settle();
+  wait('b');
+  await settle();
+  assert.deepEqual(tried, ['a']);
+
+  opened[1].arrive();
+  setImmediate(() => opened[0].send('event: released\ndata: {"key":"a","fencing_token":7,"at":"x","watchers":1}\n\n'));
+  await settle();
+
+  assert.deepEqual(tried, ['a', 'a']);
 });
 
 test('keys that come up while a stream is being opened are covered by the next, together', async (t) => {
@@ -513,6 +579,7 @@ test('a stream that is lost is opened again behind its last event, and the key t
     await settle();
     lose(stream);
     await until(() => clock.pending.size === 3); // the end of the wait, the pause, the next read
+    assert.ok(Math.min(...[...clock.pending].map(({ when }) => when)) < clock.now() + 0.11);
     await clock.advance(0.1);
     const next = await server.next();
     assert.equal(next.headers['last-event-id'], '5d2c81f0-42');
@@ -521,6 +588,27 @@ test('a stream that is lost is opened again behind its last event, and the key t
 
     assert.equal((await result).acquired, true);
   }
+});
+
+test('one that is lost each time it was open is opened again as soon as the first time', async (t) => {
+  const { server, clock, stream, result } = await listening(t);
+  let current = stream;
+  for (let n = 0; n < 5; n++) {
+    current.send(`id: ${n}\n\n`);
+    await settle();
+    current.lose();
+    await until(() => clock.pending.size === 3);
+    await clock.advance(0.11);
+    current = await server.next();
+    assert.equal(current.headers['last-event-id'], String(n));
+    current.stream();
+    (await server.next()).refuse();
+    await settle();
+  }
+  current.tell('released');
+  (await server.next()).grant(8);
+
+  assert.equal((await result).acquired, true);
 });
 
 test('a stream that falls silent is lost after 40 s, one with a comment is not', async (t) => {
@@ -616,6 +704,22 @@ test('a server without events is asked once, and its keys are read', async (t) =
     assert.equal(server.count, 6);
     assert.equal(clock.pending.size, 0);
   }
+});
+
+test('a 429 to a try is waited out by the reading too', async (t) => {
+  const { server, clock, result } = await waited(t);
+  (await server.next()).refuse(404, 'not_found');
+  await settle();
+  await clock.advance(3.1);
+  (await server.next()).answer(200, { held: false });
+  (await server.next()).refuse(429, 'lock_rate_limited', { 'retry-after': '7' });
+  await settle();
+  await clock.advance(6.9);
+  assert.equal(server.count, 4);
+  await clock.advance(0.2);
+  (await server.next()).grant(8);
+
+  assert.equal((await result).acquired, true);
 });
 
 test('many that wait without a stream read the key for all', async (t) => {
@@ -802,6 +906,21 @@ test('closing the client ends its waits with the error of a closed client', asyn
   }
   await over(all);
   assert.equal(all.server.count, 4);
+});
+
+test('a stream that was closed since all had left is no failure: the next is opened at once', async (t) => {
+  const controller = new AbortController();
+  const { server, locks, stream, result } = await listening(t, { signal: controller.signal });
+  controller.abort();
+  await result;
+  await until(() => stream.isClosed);
+
+  const next = locks.acquire('k', { ttl: 30, wait: 5 });
+  (await server.next()).refuse();
+  (await server.next()).stream();
+  (await server.next()).grant(9);
+
+  assert.equal((await next).acquired, true);
 });
 
 test('who waits after all others have left gets a stream that begins with now', async (t) => {
