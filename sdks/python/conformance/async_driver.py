@@ -13,9 +13,10 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
+from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import driver
@@ -24,8 +25,9 @@ from driver import BodyError, UnsupportedError
 from volcano_sdk import async_client, async_transport, errors
 from volcano_sdk.async_client import AsyncVolcanoClient
 from volcano_sdk.async_guard import AsyncLockGuard
+from volcano_sdk.async_transport import AsyncEventStream
 from volcano_sdk.lease import LockLease
-from volcano_sdk.operations import Failure, Outcome, Try
+from volcano_sdk.operations import Answer, Failure, Outcome, Try
 
 CAPABILITIES = [
     "with_lock",
@@ -35,6 +37,8 @@ CAPABILITIES = [
     "cancel",
     "close",
     "renew_many",
+    "wait",
+    "events",
 ]
 
 
@@ -68,12 +72,16 @@ class Sleep(AbstractContextManager[anyio.CancelScope, bool]):
 class VirtualClock:
     """An AsyncClock that stands still until told."""
 
-    def __init__(self) -> None:
+    def __init__(self, wall: str) -> None:
         self._now = 1000.0
+        self._wall = datetime.fromisoformat(wall).timestamp() - self._now
         self.pending: list[Sleep] = []
 
     def now(self) -> float:
         return self._now
+
+    def wall(self) -> float:
+        return self._wall + self._now
 
     def move_on_at(self, at: float) -> "Sleep":
         return Sleep(self.pending, at, at - self._now)
@@ -113,6 +121,7 @@ class CountedLanes(async_transport.Lanes):
     """The SDK's own lanes, counted; `is_cut` after a second hello: nothing more is sent."""
 
     in_flight = 0
+    streams: ClassVar[set["CountedStream"]] = set()
     is_cut = False
 
     async def exchange(self, attempt: Try, *, sent_at: float) -> Outcome:
@@ -124,6 +133,36 @@ class CountedLanes(async_transport.Lanes):
         finally:
             CountedLanes.in_flight -= 1
 
+    async def stream(self, attempt: Try, *, sent_at: float) -> AsyncEventStream | Outcome:
+        if CountedLanes.is_cut:
+            return Failure(sent_at, errors.TransportError("dropped"), reached=False)
+        CountedLanes.in_flight += 1
+        try:
+            opened = await super().stream(attempt, sent_at=sent_at)
+        finally:
+            CountedLanes.in_flight -= 1
+        return opened if isinstance(opened, Answer | Failure) else CountedStream(opened)
+
+
+class CountedStream:
+    """An open stream of events; `taken`: how many bytes of it have come."""
+
+    def __init__(self, stream: AsyncEventStream) -> None:
+        self._stream = stream
+        self.taken = 0
+        CountedLanes.streams.add(self)
+
+    async def read(self, until: float) -> bytes:
+        chunk = await self._stream.read(until)
+        self.taken += len(chunk)
+        if not chunk:
+            CountedLanes.streams.discard(self)
+        return chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+        CountedLanes.streams.discard(self)
+
 
 # --- the session ---------------------------------------------------------------------------------
 
@@ -132,7 +171,7 @@ class Session:
     """From one hello to the next: a client, and the calls that run on it."""
 
     def __init__(self, hello: dict[str, Any]) -> None:
-        self.clock = VirtualClock() if hello["clock"] == "virtual" else None
+        self.clock = VirtualClock(hello["now"]) if hello["clock"] == "virtual" else None
         self.client = AsyncVolcanoClient(
             api_url=hello["base_url"],
             service_key=hello["service_key"],
@@ -169,17 +208,20 @@ class Session:
                 self.tasks[call].cancel()
             case "sleeping":
                 await quiet()
-                return {"seconds": self.virtual.lengths(), "in_flight": CountedLanes.in_flight}
+                return {
+                    "seconds": self.virtual.lengths(),
+                    "in_flight": CountedLanes.in_flight,
+                    "streaming": [stream.taken for stream in CountedLanes.streams],
+                }
             case "advance" if command.get("blocked"):
                 await quiet()
                 self.virtual.jump(command["seconds"])
             case "advance":
                 await self.virtual.advance(command["seconds"])
             case _:
-                if "wait" in command:
-                    raise UnsupportedError("wait is not part of this SDK")
                 self.finishes[call] = asyncio.get_running_loop().create_future()
-                work = self.with_lock if cmd == "with_lock" else self.direct
+                works = {"with_lock": self.with_lock, "watch": self.watch}
+                work = works.get(cmd, self.direct)
                 self.tasks[call] = asyncio.create_task(self.tell(call, work(command)))
         return {}
 
@@ -222,6 +264,12 @@ class Session:
         if cancelled is not None:
             raise cancelled
         return value
+
+    async def watch(self, command: dict[str, Any]) -> None:
+        with suppress(asyncio.CancelledError):  # that is how it is ended
+            async with self.client.locks.watch(**driver.filters(command)) as events:
+                async for event in events:
+                    driver.watched(command["call"], event)
 
     async def direct(self, command: dict[str, Any]) -> object:
         locks, cmd = self.client.locks, command["cmd"]

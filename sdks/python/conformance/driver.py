@@ -17,7 +17,7 @@ import threading
 from datetime import datetime
 from typing import Any
 
-from volcano_sdk import LockLease, LockState, VolcanoError, __version__
+from volcano_sdk import LockEvent, LockLease, LockState, VolcanoError, __version__
 from volcano_sdk.errors import chain
 
 PROTOCOL = 1
@@ -65,6 +65,18 @@ def raised(event: str, call: str, error: BaseException, cancelled: type[BaseExce
     emit(event=event, call=call, **errors[0], errors=errors)
 
 
+def watched(call: str, event: LockEvent) -> None:
+    emit(
+        event="watched",
+        call=call,
+        type=event.type,
+        key=event.key,
+        fencing_token=event.fencing_token,
+        at=None if event.at is None else instant(event.at),
+        watchers=event.watchers,
+    )
+
+
 def described(value: object) -> Any:
     """A value of the SDK as the protocol writes it."""
     match value:
@@ -103,7 +115,13 @@ def lease_from(fields: dict[str, Any]) -> LockLease:
 
 def options(command: dict[str, Any]) -> dict[str, Any]:
     """The arguments that were given, as they came."""
-    return {name: command[name] for name in ("ttl", "token", "request_id") if name in command}
+    names = ("ttl", "token", "request_id", "wait")
+    return {name: command[name] for name in names if name in command}
+
+
+def filters(command: dict[str, Any]) -> dict[str, Any]:
+    """Those of a `watch` that were given, as they came."""
+    return {name: command[name] for name in ("key", "prefix") if name in command}
 
 
 def _error(error: BaseException, cancelled: type[BaseException]) -> dict[str, Any]:
@@ -117,6 +135,8 @@ def _error(error: BaseException, cancelled: type[BaseException]) -> dict[str, An
             return fields
         case ValueError() | TypeError():
             return {"error": "InvalidArgument", "message": message}
+        case RuntimeError() if "client" in message and "closed" in message:
+            return {"error": "Closed", "message": message}
         case BodyError():
             return {"error": "BodyError", "message": message}
         case cancelled():

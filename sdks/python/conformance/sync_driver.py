@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -23,19 +24,28 @@ from typing import Any
 import driver
 from driver import BodyError, UnsupportedError
 
-from volcano_sdk import LockGuard, LockLease
+from volcano_sdk import LockGuard, LockLease, LockWatch
 from volcano_sdk.lane import Connection, Lane, Shield
 from volcano_sdk.locks import Locks
-from volcano_sdk.operations import Outcome, Try
+from volcano_sdk.operations import Answer, Failure, Outcome, Try
 from volcano_sdk.runtime import Runtime
 from volcano_sdk.settings import Settings
 from volcano_sdk.threads import MOST_WORKERS, Latch, Timer, Timers, Workers
-from volcano_sdk.transport import Lanes
+from volcano_sdk.transport import EventStream, Lanes
 
 _PATIENCE = 10.0
 """Real seconds after which a driver that does not become quiet is at fault."""
 
-_CAPABILITIES = ["with_lock", "direct_calls", "pushed_loss", "cancel", "close", "renew_many"]
+_CAPABILITIES = [
+    "with_lock",
+    "direct_calls",
+    "pushed_loss",
+    "cancel",
+    "close",
+    "renew_many",
+    "wait",
+    "events",
+]
 
 
 class Activity:
@@ -46,7 +56,10 @@ class Activity:
         self._busy = 0
         self._awaited: list[Latch] = []
         self._is_interrupting = False
+        self._reading: set[Lane] = set()
+        self._shut: set[Lane] = set()  # of these, and their readers have not seen it yet
         self.in_flight = 0
+        self.streams: set[ObservedStream] = set()
 
     def begins(self) -> None:
         self._count(1)
@@ -55,13 +68,29 @@ class Activity:
         self._count(-1)
 
     @contextlib.contextmanager
-    def idle(self) -> Iterator[None]:
-        self._count(-1)
+    def reading(self, lane: Lane) -> Iterator[None]:
+        """A thread that reads from the server has sent all that it had to send: it is idle."""
+        with self._changed:
+            self._busy -= 1
+            self._reading.add(lane)
+            self._changed.notify_all()
         try:
             yield
         finally:
-            self._count(1)
+            with self._changed:
+                self._reading.discard(lane)
+                if lane in self._shut:
+                    self._shut.discard(lane)
+                else:
+                    self._busy += 1
             self.interrupt_was_seen()
+
+    def shut(self, lane: Lane) -> None:
+        """Its reader, if there is one, is about to see it."""
+        with self._changed:
+            if lane in self._reading and lane not in self._shut:
+                self._shut.add(lane)
+                self._busy += 1
 
     def wait(self, event: Latch) -> None:
         """Wait for it, idle as long as it is not set."""
@@ -116,15 +145,19 @@ class Activity:
 class VirtualTimers:
     """The SDK's seam of time, moved by `advance` alone."""
 
-    def __init__(self, activity: Activity) -> None:
+    def __init__(self, activity: Activity, wall: str) -> None:
         self._activity = activity
         self._lock = threading.Lock()
         self._now = 0.0
+        self._wall = datetime.fromisoformat(wall).timestamp()
         self._numbers = itertools.count()
         self._pending: list[tuple[float, int, float, Timer]] = []  # at, number, length, timer
 
     def now(self) -> float:
         return self._now
+
+    def wall(self) -> float:
+        return self._wall + self._now
 
     def start(self) -> None:
         """No thread is needed."""
@@ -183,6 +216,14 @@ class ObservedLanes(Lanes):
         self._wait_for_ever_if_dropped()
         return outcome
 
+    def stream(self, attempt: Try) -> EventStream | Outcome:
+        self._wait_for_ever_if_dropped()
+        with self._activity.exchange():
+            opened = super().stream(attempt)
+            if not isinstance(opened, Answer | Failure):
+                opened = ObservedStream(opened, self._activity)
+        return opened
+
     def drop(self) -> None:
         """Close the sockets; whoever uses them is left where it is."""
         self._is_dropped.set()
@@ -191,6 +232,28 @@ class ObservedLanes(Lanes):
     def _wait_for_ever_if_dropped(self) -> None:
         if self._is_dropped.is_set():
             threading.Event().wait()
+
+
+class ObservedStream:
+    """An open stream of events; `taken`: how many bytes of it have come."""
+
+    def __init__(self, stream: EventStream, activity: Activity) -> None:
+        self._stream = stream
+        self._activity = activity
+        self.shut = stream.shut
+        self.taken = 0
+        activity.streams.add(self)
+
+    def read(self, until: float) -> bytes:
+        chunk = self._stream.read(until)
+        self.taken += len(chunk)
+        if not chunk:
+            self._activity.streams.discard(self)
+        return chunk
+
+    def close(self) -> None:
+        self._stream.close()
+        self._activity.streams.discard(self)
 
 
 class ObservedWorkers(Workers):
@@ -219,7 +282,8 @@ class Driver:
         self._mains: str | None = None
         """The call that the main thread is in."""
         self.activity = Activity()
-        self._timers = VirtualTimers(self.activity) if command["clock"] == "virtual" else None
+        is_virtual = command["clock"] == "virtual"
+        self._timers = VirtualTimers(self.activity, command["now"]) if is_virtual else None
         settings = Settings.resolve(
             api_url=command["base_url"],
             service_key=command["service_key"] or "",
@@ -230,12 +294,14 @@ class Driver:
         if self._timers is not None:
             self._runtime.workers = ObservedWorkers(MOST_WORKERS, "worker", self.activity)
             self._runtime.callbacks = ObservedWorkers(1, "callbacks", self.activity)
+            self._runtime.readers = ObservedWorkers(2, "events", self.activity)
         self._locks = Locks(self._runtime)
         self.after_reply: Callable[[], None] = _nothing
         self._finishes: dict[str, dict[str, Any]] = {}
         self._ended: dict[str, Latch] = {}
         self._guards: dict[str, LockGuard] = {}
         self._leases: dict[str, LockLease] = {}
+        self._watches: dict[str, LockWatch] = {}
 
     def _observed(self, settings: Settings) -> Callable[[Timers], Lanes]:
         def transport(timers: Timers) -> Lanes:
@@ -259,7 +325,7 @@ class Driver:
             case "with_lock":
                 self._ended[command["call"]] = Latch()
                 self._start(command, self._with_lock)
-            case "acquire" | "renew" | "release" | "get" | "force_release" | "close":
+            case "acquire" | "renew" | "release" | "get" | "force_release" | "close" | "watch":
                 self._start(command, getattr(self, f"_{name}"))
             case "finish":
                 self._finishes[command["call"]] = command
@@ -269,10 +335,16 @@ class Driver:
             case "sleeping":
                 timers = self._virtual()
                 self.activity.wait_quiet()
-                return {"seconds": timers.lengths(), "in_flight": self.activity.in_flight}
+                return {
+                    "seconds": timers.lengths(),
+                    "in_flight": self.activity.in_flight,
+                    "streaming": [stream.taken for stream in self.activity.streams],
+                }
             case "advance":
                 blocked = command.get("blocked", False)
                 self._virtual().advance(command["seconds"], blocked=blocked)
+            case "cancel" if command["call"] in self._watches:
+                self.after_reply = self._watches[command["call"]].close
             case "cancel":
                 if command["call"] != self._mains:
                     raise UnsupportedError("only the main thread of Python can be interrupted")
@@ -356,6 +428,12 @@ class Driver:
     def _force_release(self, command: dict[str, Any]) -> None:
         self._locks.force_release(command["key"], **driver.options(command))
 
+    def _watch(self, command: dict[str, Any]) -> None:
+        call = command["call"]
+        self._watches[call] = watch = self._locks.watch(**driver.filters(command))
+        for event in watch:
+            driver.watched(call, event)
+
     def _close(self, command: dict[str, Any]) -> None:  # noqa: ARG002
         self._runtime.close()
 
@@ -406,16 +484,24 @@ def _nothing() -> None:
 
 
 def _observe_reads(current: Callable[[], Driver | None]) -> None:
-    """A thread that reads from the server has sent all that it had to send: it is idle."""
     read = Connection.read
 
     def observed(stream: Any, max_bytes: int, timeout: float | None = None) -> bytes:
         active = current()
         assert active is not None
-        with active.activity.idle():
+        with active.activity.reading(stream._lane):  # noqa: SLF001  no seam but here
             return read(stream, max_bytes, timeout)
 
     Connection.read = observed  # type: ignore[assignment, method-assign]
+    shut = Lane._shut  # noqa: SLF001  as above
+
+    def observed_shut(lane: Lane) -> None:
+        active = current()
+        assert active is not None
+        active.activity.shut(lane)
+        shut(lane)
+
+    Lane._shut = observed_shut  # type: ignore[assignment, method-assign]  # noqa: SLF001  as above
     holds_back = Lane.holds_back
 
     def observed_holding(lane: Any, error: BaseException) -> bool:

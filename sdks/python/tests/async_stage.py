@@ -58,6 +58,9 @@ class ManualClock:
     def now(self) -> float:
         return self.time
 
+    def wall(self) -> float:
+        return 1_700_000_000.0 + self.time
+
     def move_on_at(self, at: float) -> ManualSleep:
         return ManualSleep(self, at)
 
@@ -113,6 +116,7 @@ GOOD: dict[str, Response] = {
     "release": answer(204),
     "get": answer(200, '{"held":false}'),
     "force_release": answer(204),
+    "watch": refused(404, "not_found"),
 }
 
 
@@ -192,6 +196,10 @@ class Wire(AsyncTransport):
         finally:
             self.in_flight -= 1
 
+    async def stream(self, attempt: Try, *, sent_at: float) -> Outcome:
+        """Where it is not about streams, the server has none."""
+        return await self.exchange(attempt, sent_at=sent_at)
+
     def start(self, tasks: TaskGroup) -> None:
         pass
 
@@ -217,6 +225,7 @@ class Stage:
         client._transports = (self.wire,)
         client._calls._transport = self.wire
         client._renewals._transport = self.wire
+        client._waiters._transport = client._watches._transport = self.wire
         client._renewals._agenda.shares = self._shares
         client._renewals._jitter = client.locks._jitter = lambda: self._jitter
         return client

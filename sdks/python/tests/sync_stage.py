@@ -20,6 +20,7 @@ from volcano_sdk.settings import Settings
 from volcano_sdk.threads import Latch, Timer, Workers
 
 START = 100.0
+WALL = 1_700_000_000.0
 SETTINGS = Settings("http://volcano.test", service_key="sk-stage")
 Said = Callable[[float], Outcome]
 Step = Said | Items
@@ -36,6 +37,9 @@ class ManualTimers:
 
     def now(self) -> float:
         return self.time
+
+    def wall(self) -> float:
+        return WALL + self.time
 
     def start(self) -> None: ...
 
@@ -247,7 +251,9 @@ class Stage:
         )
         self.workers = ManualWorkers()
         self.callbacks = ManualWorkers()
+        self.readers = ManualWorkers()
         self.runtime.workers, self.runtime.callbacks = self.workers, self.callbacks
+        self.runtime.readers = self.readers
         self.timers.after = self.run_jobs
         self.locks = Locks(self.runtime)
 
@@ -256,9 +262,10 @@ class Stage:
         return self.timers.time
 
     def run_jobs(self) -> None:
-        while self.workers.jobs or self.callbacks.jobs:
+        while self.workers.jobs or self.callbacks.jobs or self.readers.jobs:
             self.workers.run_all()
             self.callbacks.run_all()
+            self.readers.run_all()
 
     def script(self, **steps: list[Step]) -> None:
         self.wire.script.update(steps)

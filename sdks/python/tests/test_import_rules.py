@@ -14,12 +14,13 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 RINGS = (
     {"client", "async_client"},
     {"locks", "async_locks"},
-    {"guard", "async_guard", "async_calls"},
+    {"async_waiters", "async_watch"},
+    {"guard", "async_guard", "async_calls", "acquisition", "watch"},
     {"held", "async_renewal"},
     {"runtime"},
-    {"renewals"},
+    {"renewals", "waiters"},
     {"transport", "async_transport", "async_shield"},
-    {"lane"},
+    {"lane", "async_lane"},
     {"threads", "endpoint", "waiting"},
     {"renew_many", "subscription"},
     {"async_clock", "renewal", "settings", "tokens", "version", "events"},
@@ -39,7 +40,7 @@ PURE = {
 }
 EFFECTS = {"time", "random", "os", "asyncio", "threading", "socket", "anyio", "httpx", "httpcore"}
 DEPENDENCIES = {"httpx", "httpcore", "anyio"}
-TRANSPORT = {"endpoint", "lane", "transport", "async_transport"}
+TRANSPORT = {"endpoint", "lane", "async_lane", "transport", "async_transport"}
 ONLY_IN = {"httpx": TRANSPORT, "httpcore": TRANSPORT, "time": {"clock"}}
 
 MODULES = {

@@ -636,7 +636,7 @@ def test_an_interrupt_after_the_answer_to_a_direct_acquire_gives_it_back(
     def interrupted(acquired: object, ttl: int) -> Trust:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("volcano_sdk.locks.Trust.begun", interrupted)
+    monkeypatch.setattr("volcano_sdk.acquisition.Trust.begun", interrupted)
 
     with pytest.raises(KeyboardInterrupt):
         stage.locks.acquire("a", ttl=30)

@@ -77,6 +77,9 @@ def test_a_timer_of_90_days_and_one_that_jumped_over_are_no_trouble() -> None:
         def now(self) -> float:
             return self.time
 
+        def wall(self) -> float:
+            return self.time
+
     clock = Clock()
     needed = True
     timers = TimerThread(clock, lambda: needed)

@@ -345,8 +345,7 @@ def test_when_the_first_has_got_it_the_second_stands_first(stage: Stage) -> None
     first, second = stage.join(), stage.join()
     subscription = stage.open()
     assert stage.turn(first) is Turn.TRY
-    stage.waiting.got(first)
-    stage.leave(first)
+    stage.waiting.leave(first, stage.now, got_it=True)
 
     assert stage.woken[-1] is second
     assert stage.turn(second) == 1000.0  # it is held

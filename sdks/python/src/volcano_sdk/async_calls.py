@@ -4,7 +4,7 @@ come to an end although their caller is cancelled.
 
 import uuid
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import anyio
@@ -60,7 +60,7 @@ class Calls:
         self._renewals = renewals
         self._settings = settings
         self._clock = clock
-        self._is_closed = False
+        self.is_closed = False
         self._places = anyio.Semaphore(_PLACES)
         self.tokens = Tokens()
 
@@ -74,8 +74,11 @@ class Calls:
         return self._settings.credential
 
     def check_open(self) -> None:
-        if self._is_closed:
-            raise RuntimeError("this client was closed: make a new one")
+        if self.is_closed:
+            raise self.closed()
+
+    def closed(self) -> RuntimeError:
+        return RuntimeError("this client was closed: make a new one")
 
     def acquisition(self, key: str, ttl: int, token: object, request_id: object) -> Acquisition:
         """Checked arguments; ValueError or AuthenticationError."""
@@ -91,6 +94,17 @@ class Calls:
             service_key=self.credential,
         )
         return Acquisition(request, key, ttl, fixed, is_recoverable=token is not None)
+
+    def is_used_up(self, acquisition: Acquisition) -> bool:
+        """A release was sent for the caller's own lock token."""
+        return acquisition.is_recoverable and self.tokens.is_released(acquisition.token)
+
+    def again(self, acquisition: Acquisition) -> Acquisition:
+        """The next operation, with the same lock token unless a release was sent for it."""
+        is_new = not acquisition.is_recoverable and self.tokens.is_released(acquisition.token)
+        token = None if is_new else acquisition.token
+        again = self.acquisition(acquisition.key, acquisition.ttl, token, None)
+        return replace(again, is_recoverable=acquisition.is_recoverable)
 
     # --- tries ------------------------------------------------------------------------------------
 
@@ -194,7 +208,7 @@ class Calls:
 
     async def close(self) -> None:
         """Running `with_lock`s are lost, then each lease is released; raises the first failure."""
-        self._is_closed = True
+        self.is_closed = True
         given_up = [held for held in self._renewals.kept if held.holding.live]
         for held in given_up:
             held.holding.lose("was given up: its client was closed", None)

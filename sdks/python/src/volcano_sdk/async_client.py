@@ -12,6 +12,8 @@ from volcano_sdk.async_clock import AsyncClock, AsyncSystemClock
 from volcano_sdk.async_locks import AsyncLocks
 from volcano_sdk.async_renewal import Renewals
 from volcano_sdk.async_transport import AsyncTransport, InjectedTransport, Lanes
+from volcano_sdk.async_waiters import Waiters
+from volcano_sdk.async_watch import Watches
 from volcano_sdk.errors import VolcanoError, put_beside
 from volcano_sdk.settings import Settings, checked_http_client
 
@@ -61,7 +63,11 @@ class AsyncVolcanoClient:
         self._renewals = Renewals(self._transports[-1], settings, clock, _jitter)
         self._calls = Calls(self._transports[0], self._renewals, settings, clock)
         self._tasks: TaskGroup | None = None
-        self.locks = AsyncLocks(self._calls, self._renewals, clock, _jitter)
+        sharing = (self._calls, self._transports[0], settings, clock, _jitter)
+        self._waiters, self._watches = Waiters(*sharing), Watches(*sharing)
+        self.locks = AsyncLocks(
+            self._calls, self._renewals, self._waiters, self._watches, clock, _jitter
+        )
 
     async def __aenter__(self) -> Self:
         if self._tasks is not None:
@@ -70,6 +76,7 @@ class AsyncVolcanoClient:
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._renewals.start(self._tasks)
+        self._waiters.start(self._tasks)
         for transport in self._transports:
             transport.start(self._tasks)
         return self
@@ -95,6 +102,9 @@ class AsyncVolcanoClient:
 
         Raises the first error of a release that failed, after all were tried.
         """
+        self._calls.is_closed = True
+        self._waiters.close()
+        self._watches.close()
         try:
             await self._calls.close()
         finally:

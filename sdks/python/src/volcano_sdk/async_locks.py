@@ -1,7 +1,8 @@
 """The lock calls of the async flavour: direct ones, and `with_lock`."""
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Literal, NoReturn
 
@@ -12,6 +13,8 @@ from volcano_sdk.async_calls import Acquisition, Calls
 from volcano_sdk.async_clock import AsyncClock
 from volcano_sdk.async_guard import AsyncLockGuard
 from volcano_sdk.async_renewal import Held, Renewals, log
+from volcano_sdk.async_waiters import Waiters
+from volcano_sdk.async_watch import AsyncLockWatch, Watches
 from volcano_sdk.errors import (
     ConflictError,
     LockLostError,
@@ -19,8 +22,13 @@ from volcano_sdk.errors import (
     VolcanoError,
     put_beside,
 )
+from volcano_sdk.events import checked_filters
 from volcano_sdk.lease import LockLease, LockState
+from volcano_sdk.operations import Acquired
 from volcano_sdk.renewal import Holding, Trust
+from volcano_sdk.waiting import checked_wait
+
+Take = Callable[[Acquisition], Awaitable[Acquired]]
 
 
 class AsyncLocks:
@@ -32,11 +40,15 @@ class AsyncLocks:
         self,
         calls: Calls,
         renewals: Renewals,
+        waiters: Waiters,
+        watches: Watches,
         clock: AsyncClock,
         jitter: Callable[[], float],
     ) -> None:
         self._calls = calls
         self._renewals = renewals
+        self._waiters = waiters
+        self._watches = watches
         self._clock = clock
         self._jitter = jitter
 
@@ -45,33 +57,51 @@ class AsyncLocks:
         key: str,
         *,
         ttl: int,
+        wait: float = 0,
         token: str | uuid.UUID | None = None,
         request_id: str | uuid.UUID | None = None,
     ) -> "WithLock":
         """Hold the lock while the body of the `async with` runs, renewing it all the while.
 
-        ConflictError: somebody else holds it, and the body does not run.  On a loss the body is
-        cancelled and LockLostError raised.
+        ConflictError: somebody else holds it, also after `wait` seconds, and the body does not run.
+        On a loss the body is cancelled and LockLostError raised.
         """
         self._renewals.check_running()
+        seconds = checked_wait(wait)
         acquisition = self._calls.acquisition(key, ttl, token, request_id)
-        return WithLock(acquisition, self._calls, self._renewals, self._clock, self._jitter)
+        return WithLock(
+            acquisition,
+            partial(self._waiters.within, seconds, acquisition),
+            self._calls,
+            self._renewals,
+            self._clock,
+            self._jitter,
+        )
 
     async def acquire(
         self,
         key: str,
         *,
         ttl: int,
+        wait: float = 0,
         token: str | uuid.UUID | None = None,
         request_id: str | uuid.UUID | None = None,
     ) -> LockLease:
-        """Take the lock for `ttl` seconds; nobody renews it for you.  ConflictError: it is held."""
+        """Take the lock for `ttl` seconds, within `wait` seconds; nobody renews it for you.
+
+        ConflictError: it is held.  Waiting needs a client that was entered with `async with`.
+        """
+        seconds = checked_wait(wait)
         acquisition = self._calls.acquisition(key, ttl, token, request_id)
-        self._calls.tokens.sent(key, acquisition.token, ttl)
+        return await self._waiters.within(seconds, acquisition, self._lease)
+
+    async def _lease(self, acquisition: Acquisition) -> LockLease:
+        key, ttl, token = acquisition.key, acquisition.ttl, acquisition.token
+        self._calls.tokens.sent(key, token, ttl)
         gives_back = not acquisition.is_recoverable
         acquired = await self._calls.obtain(acquisition, gives_back=gives_back)
         if self._clock.now() < Trust.begun(acquired, ttl).stop_at:
-            return acquired.grant.lease(key, acquisition.token)
+            return acquired.grant.lease(key, token)
         interruption = await self._calls.give_back(acquisition) if gives_back else None
         raise interruption or TransportError(
             f"acquire was answered too late: the lock {key!r} is not held",
@@ -144,6 +174,20 @@ class AsyncLocks:
         )
         operations.released(request, await self._calls.ask(request))
 
+    def watch(
+        self,
+        key: str | Iterable[str] | None = None,
+        *,
+        prefix: str | Iterable[str] | None = None,
+    ) -> AsyncLockWatch:
+        """The events of these keys, and of those that begin so: at most 64 of both together.
+
+        Errors come out of the iteration; NotFoundError: the server has no events.
+        """
+        filters = checked_filters(key, prefix)
+        self._calls.credential  # noqa: B018  AuthenticationError without one
+        return AsyncLockWatch(self._watches.events(filters), filters)
+
 
 def _checked_lease(key: str, lease: object) -> str:
     """The lock token of a lease of this key."""
@@ -164,12 +208,14 @@ class WithLock:
     def __init__(
         self,
         acquisition: Acquisition,
+        within: Callable[[Take], Awaitable[Acquired]],
         calls: Calls,
         renewals: Renewals,
         clock: AsyncClock,
         jitter: Callable[[], float],
     ) -> None:
         self._acquisition = acquisition
+        self._within = within
         self._calls = calls
         self._renewals = renewals
         self._clock = clock
@@ -179,7 +225,7 @@ class WithLock:
     async def __aenter__(self) -> AsyncLockGuard:
         if self._held is not None:
             raise RuntimeError("this with_lock was entered before: call with_lock again")
-        acquired = await self._calls.obtain(self._acquisition, gives_back=True)
+        acquired = await self._within(self._take)
         holding = Holding(
             self._acquisition.key,
             self._acquisition.token,
@@ -202,6 +248,10 @@ class WithLock:
             raise
         held.body.__enter__()
         return AsyncLockGuard(held, self._clock)
+
+    async def _take(self, acquisition: Acquisition) -> Acquired:
+        self._acquisition = acquisition
+        return await self._calls.obtain(acquisition, gives_back=True)
 
     async def __aexit__(
         self,

@@ -8,27 +8,32 @@ A request that is cancelled on a shared pool can leave the pool dead (httpx 0.28
 shared: each lane is an httpx transport of its own.  Nothing is sent twice and no redirect followed.
 """
 
-import ssl
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol, TypeVar
 
 import anyio
 import httpcore
 from anyio.abc import TaskGroup
 
 from volcano_sdk.async_clock import AsyncClock
-from volcano_sdk.endpoint import (
-    IDLE_LANES,
-    LARGEST_ANSWER,
-    TIME_IS_OVER,
-    Endpoint,
-    failure,
-    lower,
-)
-from volcano_sdk.operations import EXIT_TRY_SECONDS, Answer, Failure, Outcome, Try
+from volcano_sdk.async_lane import Lane
+from volcano_sdk.endpoint import IDLE_LANES, TIME_IS_OVER, Endpoint, failure, lower
+from volcano_sdk.operations import EXIT_TRY_SECONDS, Answer, Failure, Outcome, Try, is_stream
 from volcano_sdk.settings import Settings
+from volcano_sdk.subscription import SILENCE
+
+_Result = TypeVar("_Result")
 
 _NEVER_CONNECTED = {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError"}
+
+
+class AsyncEventStream(Protocol):
+    """An answer whose body goes on.  One task reads it, and must close it."""
+
+    async def read(self, until: float) -> bytes:
+        """What has come; nothing when the stream is over, or nothing came until then."""
+
+    async def aclose(self) -> None: ...
 
 
 class AsyncTransport(Protocol):
@@ -36,6 +41,9 @@ class AsyncTransport(Protocol):
 
     async def exchange(self, attempt: Try, *, sent_at: float) -> Outcome:
         """Send it now (`sent_at`) and wait for the answer, for `attempt.timeout` at most."""
+
+    async def stream(self, attempt: Try, *, sent_at: float) -> AsyncEventStream | Outcome:
+        """Send it now and wait for the answer's headers, for `attempt.timeout`; then it goes on."""
 
     def start(self, tasks: TaskGroup) -> None:
         """The client was entered: what outlives a call may run in this group, until `aclose`."""
@@ -51,27 +59,60 @@ class Lanes:
         self._settings = settings
         self._clock = clock
         self._endpoint = Endpoint(settings)
-        self._idle: list[_Lane] = []
+        self._idle: list[Lane] = []
+        self._streaming: dict[Lane, None] = {}  # a set that remembers the order
         self._is_closed = False
 
     async def exchange(self, attempt: Try, *, sent_at: float) -> Outcome:
-        lane = self._idle.pop() if self._idle else _Lane(self._endpoint)
+        lane = self._take()
         is_good = False
+
+        async def send() -> Answer:
+            nonlocal is_good
+            answer = await lane.answer(await lane.open(attempt), sent_at)
+            is_good = True
+            return answer
+
         try:
-            with self._clock.move_on_at(sent_at + attempt.timeout):
-                answer = await lane.send(attempt, sent_at)
-                is_good = True
-                return answer
-            return self._failure(attempt, sent_at, TIME_IS_OVER, reached=lane.reached)
-        except httpcore.ProxyError as error:
-            return self._failure(attempt, sent_at, f"the proxy refused: {error}", reached=False)
-        except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
-            return self._failure(attempt, sent_at, str(error), reached=lane.reached)
+            return await self._tried(attempt, sent_at, lane, send)
         finally:
             if is_good and not self._is_closed and len(self._idle) < IDLE_LANES:
                 self._idle.append(lane)
             else:
                 await lane.close()
+
+    async def stream(self, attempt: Try, *, sent_at: float) -> AsyncEventStream | Outcome:
+        lane = self._take()
+        opened: LaneStream | None = None
+
+        async def open_stream() -> AsyncEventStream | Answer:
+            nonlocal opened
+            response = await lane.open(attempt)
+            if not is_stream(response.status, lower(response.headers)):
+                return await lane.answer(response, sent_at)
+            opened = LaneStream(lane, response, self._clock, self._streaming)
+            return opened
+
+        try:
+            return await self._tried(attempt, sent_at, lane, open_stream)
+        finally:
+            if opened is None:
+                await lane.close()
+
+    async def _tried(
+        self, attempt: Try, sent_at: float, lane: Lane, work: Callable[[], Awaitable[_Result]]
+    ) -> _Result | Failure:
+        try:
+            with self._clock.move_on_at(sent_at + attempt.timeout):
+                return await work()
+            return self._failure(attempt, sent_at, TIME_IS_OVER, reached=lane.reached)
+        except httpcore.ProxyError as error:
+            return self._failure(attempt, sent_at, f"the proxy refused: {error}", reached=False)
+        except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
+            return self._failure(attempt, sent_at, str(error), reached=lane.reached)
+
+    def _take(self) -> Lane:
+        return self._idle.pop() if self._idle else Lane(self._endpoint)
 
     def start(self, tasks: TaskGroup) -> None:
         """Nothing of a lane outlives its exchange."""
@@ -80,92 +121,62 @@ class Lanes:
         self._is_closed = True
         while self._idle:
             await self._idle.pop().close()
+        for lane in list(self._streaming):
+            await lane.close()
 
     def _failure(self, attempt: Try, sent_at: float, what: str, *, reached: bool) -> Failure:
         return failure(self._settings, attempt, sent_at, what, reached=reached)
 
 
-class _Lane(httpcore.AsyncNetworkBackend):
-    """One connection, kept open between exchanges; a stale one is replaced before anything is sent.
+class LaneStream:
+    """A stream of events; its lane is not used again."""
 
-    It is the pool's network too, since a pool that is cancelled in the middle of a TLS handshake
-    forgets the socket.  `reached`: bytes of the present exchange may have gone out.
-    """
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        self._pool = httpcore.AsyncConnectionPool(network_backend=self, **endpoint.pool_options())
-        self._network = httpcore.AnyIOBackend()
-        self._stream: httpcore.AsyncNetworkStream | None = None
-        self.reached = False
-
-    async def send(self, attempt: Try, sent_at: float) -> Answer:
-        """Raises httpcore's errors."""
-        self.reached = False
-        request = attempt.request
-        response = await self._pool.handle_async_request(
-            httpcore.Request(
-                request.method,
-                self._endpoint.url(request),
-                headers=self._endpoint.headers(request),
-                content=request.body,
-            )
-        )
-        body = b""
-        with anyio.CancelScope() as reading:  # leaving the loop early would strand its generators
-            async for part in response.aiter_stream():
-                body += part
-                if len(body) > LARGEST_ANSWER:
-                    reading.cancel()
-        if reading.cancel_called:
-            raise httpcore.RemoteProtocolError("the answer is over 1 MiB")
-        await response.aclose()
-        return Answer(sent_at, response.status, lower(response.headers), body)
-
-    async def close(self) -> None:
-        """Close the socket, whatever state the pool is in and whoever is being cancelled."""
-        with anyio.CancelScope(shield=True):
-            await self._pool.aclose()
-            if self._stream is not None:
-                await self._stream.aclose()
-
-    async def connect_tcp(
+    def __init__(
         self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109  the seam's own
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """What the pool asks for; never while it has another connection."""
-        self._stream = await self._network.connect_tcp(
-            host, port, timeout, local_address, socket_options
-        )
-        return _Stream(self, self._stream)
-
-
-class _Stream(httpcore.AsyncNetworkStream):
-    """The lane's connection, which tells the lane when bytes of a request go out."""
-
-    def __init__(self, lane: _Lane, stream: httpcore.AsyncNetworkStream) -> None:
+        lane: Lane,
+        response: httpcore.Response,
+        clock: AsyncClock,
+        streaming: dict[Lane, None],
+    ) -> None:
         self._lane = lane
-        self._stream = stream
-        self.read = stream.read  # type: ignore[method-assign]
-        self.aclose = stream.aclose  # type: ignore[method-assign]
-        self.get_extra_info = stream.get_extra_info  # type: ignore[method-assign]
+        self._parts = response.aiter_stream()
+        self._clock = clock
+        self._streaming = streaming
+        streaming[lane] = None
 
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        self._lane.reached = True
-        await self._stream.write(buffer, timeout)
+    async def read(self, until: float) -> bytes:
+        try:
+            with self._clock.move_on_at(until):
+                return await _next(self._parts)
+        except (httpcore.NetworkError, httpcore.ProtocolError, OSError):
+            pass
+        return b""
 
-    async def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109
-    ) -> httpcore.AsyncNetworkStream:
-        secure = await self._stream.start_tls(ssl_context, server_hostname, timeout)
-        return _Stream(self._lane, secure)
+    async def aclose(self) -> None:
+        await _unwind(self._parts)
+        await self._lane.close()
+        self._streaming.pop(self._lane, None)
+
+
+async def _next(parts: AsyncIterator[bytes]) -> bytes:
+    """The next part that is not empty; nothing at the end."""
+    while not (part := await anext(parts, None)):
+        if part is None:
+            return b""
+    return part
+
+
+async def _unwind(parts: AsyncIterator[bytes]) -> None:
+    """End a body in its middle: generators within generators, which nobody but a cancellation ends
+    from the inside out.
+    """
+    with anyio.CancelScope(shield=True) as ending:
+        ending.cancel()
+        try:
+            while await anext(parts, None) is not None:
+                pass
+        except Exception:  # noqa: BLE001, S110  of a library that we do not know: it is over
+            pass
 
 
 class InjectedTransport:
@@ -206,6 +217,34 @@ class InjectedTransport:
                 await ended.wait()
         return outcome
 
+    async def stream(self, attempt: Try, *, sent_at: float) -> AsyncEventStream | Outcome:
+        outcome: AsyncEventStream | Outcome
+        outcome = failure(self._settings, attempt, sent_at, TIME_IS_OVER, reached=True)
+        ended = anyio.Event()
+        is_awaited = True
+
+        async def open_stream() -> None:
+            nonlocal outcome
+            try:
+                with anyio.CancelScope() as self._running[ended]:
+                    outcome = await self._open(attempt, sent_at)
+                if isinstance(outcome, InjectedStream) and not is_awaited:
+                    await outcome.aclose()
+            finally:
+                del self._running[ended]
+                ended.set()
+
+        try:
+            with self._clock.move_on_at(sent_at + attempt.timeout):
+                if self._tasks is None:
+                    await open_stream()
+                else:
+                    self._tasks.start_soon(open_stream)
+                    await ended.wait()
+        finally:
+            is_awaited = ended.is_set()
+        return outcome
+
     async def aclose(self) -> None:
         """The pool stays open: it is the caller's.  What is still running may end, but soon."""
         with self._clock.move_on_at(self._clock.now() + EXIT_TRY_SECONDS):
@@ -215,21 +254,65 @@ class InjectedTransport:
             running.cancel()
 
     async def _send(self, attempt: Try, sent_at: float) -> Outcome:
-        request = attempt.request
         try:
             response = await self._client.request(
-                request.method,
-                self._settings.api_url + request.path,
-                headers=dict(request.headers),
-                content=request.body,
-                timeout=attempt.timeout,
-                follow_redirects=False,
-                auth=None,
+                **self._options(attempt), content=attempt.request.body, timeout=attempt.timeout
             )
         except Exception as error:  # noqa: BLE001  of a library that we do not know
-            names = {ancestor.__name__ for ancestor in type(error).__mro__}
-            reached = not names & _NEVER_CONNECTED
-            what = f"{type(error).__name__}: {error}"
-            return failure(self._settings, attempt, sent_at, what, reached=reached)
-        headers = {name.lower(): value for name, value in response.headers.items()}
-        return Answer(sent_at, response.status_code, headers, response.content)
+            return self._failure(error, attempt, sent_at)
+        return _answer(response, response.content, sent_at)
+
+    async def _open(self, attempt: Try, sent_at: float) -> AsyncEventStream | Outcome:
+        try:
+            opening = self._client.stream(**self._options(attempt), timeout=SILENCE)
+            response = await opening.__aenter__()
+            if is_stream(response.status_code, response.headers):
+                return InjectedStream(opening, response, self._clock)
+            try:
+                return _answer(response, await response.aread(), sent_at)
+            finally:
+                await opening.__aexit__(None, None, None)
+        except Exception as error:  # noqa: BLE001  as above
+            return self._failure(error, attempt, sent_at)
+
+    def _options(self, attempt: Try) -> dict[str, Any]:
+        return {
+            "method": attempt.request.method,
+            "url": self._settings.api_url + attempt.request.path,
+            "headers": dict(attempt.request.headers),
+            "follow_redirects": False,
+            "auth": None,
+        }
+
+    def _failure(self, error: Exception, attempt: Try, sent_at: float) -> Failure:
+        names = {ancestor.__name__ for ancestor in type(error).__mro__}
+        reached = not names & _NEVER_CONNECTED
+        what = f"{type(error).__name__}: {error}"
+        return failure(self._settings, attempt, sent_at, what, reached=reached)
+
+
+class InjectedStream:
+    """A stream of events over the caller's own client."""
+
+    def __init__(self, opened: Any, response: Any, clock: AsyncClock) -> None:
+        self._opened = opened
+        self._parts = response.aiter_bytes()
+        self._clock = clock
+
+    async def read(self, until: float) -> bytes:
+        try:
+            with self._clock.move_on_at(until):
+                return await _next(self._parts)
+        except Exception:  # noqa: BLE001, S110  of a library that we do not know: the stream is lost
+            pass
+        return b""
+
+    async def aclose(self) -> None:
+        await _unwind(self._parts)
+        with anyio.CancelScope(shield=True):
+            await self._opened.__aexit__(None, None, None)
+
+
+def _answer(response: Any, body: bytes, sent_at: float) -> Answer:
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    return Answer(sent_at, response.status_code, headers, body)

@@ -13,6 +13,9 @@ class Clock(Protocol):
     def now(self) -> float:
         """Seconds since some moment; never set, and a suspend is included."""
 
+    def wall(self) -> float:
+        """Seconds since 1970, as the host's clock has it: for what a server says of instants."""
+
 
 class SystemClock:
     """CLOCK_BOOTTIME where there is one, else whichever of monotonic and wall clock went further.
@@ -34,6 +37,9 @@ class SystemClock:
         elif missed < self._behind - _STEP_BACK:
             self._wall_offset -= self._behind - missed  # or it would hide the next suspend
         return monotonic + self._behind
+
+    def wall(self) -> float:
+        return time.time()
 
 
 _STEP_BACK = 1.0

@@ -1,29 +1,23 @@
 """`client.locks`: five calls, and `with_lock`, which puts them together."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Iterable
+from functools import partial
 from types import TracebackType
 from typing import Literal
 from uuid import UUID
 
 from volcano_sdk import operations
-from volcano_sdk.errors import (
-    ConflictError,
-    LockLostError,
-    TransportError,
-    VolcanoError,
-    put_beside,
-)
+from volcano_sdk.acquisition import Acquisition, within
+from volcano_sdk.errors import ConflictError, LockLostError, VolcanoError, put_beside
+from volcano_sdk.events import checked_filters
 from volcano_sdk.guard import LockGuard
 from volcano_sdk.held import HeldLock
-from volcano_sdk.lane import Shield
 from volcano_sdk.lease import LockLease, LockState
 from volcano_sdk.operations import (
     Acquired,
-    AcquireFailedError,
     Answer,
     Failure,
-    Outcome,
     Request,
     Try,
     checked_key,
@@ -32,8 +26,10 @@ from volcano_sdk.operations import (
     checked_token,
     checked_ttl,
 )
-from volcano_sdk.renewal import Holding, Trust
-from volcano_sdk.runtime import Runtime, new_uuid, run
+from volcano_sdk.renewal import Holding
+from volcano_sdk.runtime import Runtime, new_uuid
+from volcano_sdk.waiting import checked_wait
+from volcano_sdk.watch import LockWatch
 
 _log = logging.getLogger("volcano_sdk")
 
@@ -41,8 +37,9 @@ _log = logging.getLogger("volcano_sdk")
 class Locks:
     """Thread-safe.  Every call raises the errors of `volcano_sdk.errors`; bad arguments ValueError.
 
-    `ttl` is in whole seconds, 5 to 7 776 000 (90 days).  `token` (the lock token) and `request_id`
-    are UUIDs, made when left out.
+    `ttl` is in whole seconds, 5 to 7 776 000 (90 days).  `wait`: for how many seconds a lock that
+    is held is waited for, 0 or more, also infinity; the TTL begins with the try that gets it.
+    `token` (the lock token) and `request_id` are UUIDs, made when left out.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -53,6 +50,7 @@ class Locks:
         key: str,
         *,
         ttl: int,
+        wait: float = 0,
         token: str | UUID | None = None,
         request_id: str | UUID | None = None,
     ) -> "WithLock":
@@ -61,25 +59,31 @@ class Locks:
             with client.locks.with_lock("nightly", ttl=30) as guard:
                 ...
 
-        ConflictError: somebody else holds it, the block does not run.  LockLostError at the end of
-        the block: the lock was lost while it ran; the block's own error goes first.
+        ConflictError: somebody else holds it, also after `wait` seconds, and the block does not
+        run.  LockLostError at the end of the block: the lock was lost while it ran; the block's own
+        error goes first.
         """
-        return WithLock(self._acquisition(key, ttl, token, request_id))
+        acquisition = Acquisition(self._runtime, key, ttl, token=token, request_id=request_id)
+        return WithLock(acquisition, checked_wait(wait))
 
     def acquire(
         self,
         key: str,
         *,
         ttl: int,
+        wait: float = 0,
         token: str | UUID | None = None,
         request_id: str | UUID | None = None,
     ) -> LockLease:
-        """Take the lock, or ConflictError at once.  Renewing and releasing are up to you.
+        """Take the lock, within `wait` seconds, or ConflictError.
 
-        With a `token` of your own, you can recover the lease after a TransportError.
+        Renewing and releasing are up to you.  With a `token` of your own, you can recover the lease
+        after a TransportError.
         """
-        acquisition = self._acquisition(key, ttl, token, request_id)
-        return acquisition.lease(gives_back=token is None)
+        seconds, gives_back = checked_wait(wait), token is None
+        acquisition = Acquisition(self._runtime, key, ttl, token=token, request_id=request_id)
+        take = partial(Acquisition.lease, gives_back=gives_back)
+        return within(seconds, acquisition, take, gives_back=gives_back)
 
     def renew(
         self, key: str, lease: LockLease, *, ttl: int, request_id: str | UUID | None = None
@@ -125,16 +129,20 @@ class Locks:
         request = operations.force_release(checked_key(key), **self._with(request_id))
         operations.released(request, self._answer(request))
 
-    def _acquisition(
-        self, key: str, ttl: int, token: str | UUID | None, request_id: str | UUID | None
-    ) -> "_Acquisition":
-        checked_key(key)
-        checked_ttl(ttl)
-        lock_token = new_uuid() if token is None else checked_token(token)
-        with self._runtime.lock:
-            self._runtime.tokens.refuse_released(lock_token)
-        request = operations.acquire(key, ttl=ttl, token=lock_token, **self._with(request_id))
-        return _Acquisition(self._runtime, request, key, lock_token, ttl)
+    def watch(
+        self,
+        key: str | Iterable[str] | None = None,
+        *,
+        prefix: str | Iterable[str] | None = None,
+    ) -> LockWatch:
+        """The events of these keys, and of those that begin so: at most 64 of both together.
+
+        Errors come out of the iteration; NotFoundError: the server has no events.
+        """
+        filters = checked_filters(key, prefix)
+        self._runtime.refuse_closed()
+        self._runtime.settings.credential  # noqa: B018  AuthenticationError without one
+        return LockWatch(self._runtime, filters)
 
     def _with(self, request_id: str | UUID | None) -> dict[str, str]:
         """What every request carries."""
@@ -156,81 +164,12 @@ def _token(key: str, lease: LockLease) -> str:
     return checked_token(checked_lease(checked_key(key), lease).token)
 
 
-class _Acquisition:
-    """One acquire, all of whose tries are the same: docs/semantics.md#ambiguous-acquire."""
-
-    def __init__(self, runtime: Runtime, request: Request, key: str, token: str, ttl: int) -> None:
-        self.runtime = runtime
-        self.key = key
-        self.token = token
-        self.ttl = ttl
-        self._request = request
-        self._shield = Shield()
-
-    def lease(self, *, gives_back: bool) -> LockLease:
-        """For a direct call."""
-        with self.runtime.lock:
-            self.runtime.tokens.sent(self.key, self.token, self.ttl)
-        acquired = self.run(gives_back=gives_back)
-        try:
-            if self.runtime.timers.now() < Trust.begun(acquired, self.ttl).stop_at:
-                return acquired.grant.lease(self.key, self.token)
-        except BaseException:  # an interrupt: nobody will get the lease
-            if gives_back:
-                self.runtime.give_back(self.key, self.token)
-            raise
-        if gives_back:
-            self.runtime.give_back(self.key, self.token)
-        raise TransportError(
-            f"acquire was answered too late to be of use: {self.key!r} is not held",
-            request_id=self._request.request_id,
-        )
-
-    def run(self, *, gives_back: bool) -> Acquired:
-        """`gives_back`: what may have been granted without our knowledge is released."""
-        holders = self.runtime.holders(self.key, self.token)
-
-        def exchange(attempt: Try) -> Outcome:
-            self._raise_if_interrupted()
-            for held in holders:
-                held.sent(self.ttl)
-            return self.runtime.transport.exchange(attempt, shield=self._shield)
-
-        try:
-            acquired = self._run(exchange)
-            self._raise_if_interrupted()
-        except AcquireFailedError as failed:
-            if failed.unknown and gives_back:
-                self.runtime.give_back(self.key, self.token)
-            self._raise_if_interrupted()
-            if isinstance(failed.error, ConflictError):
-                for held in holders:
-                    held.lose("was lost: a call with its lock token was refused", failed.error)
-            raise failed.error from None
-        except BaseException:
-            if gives_back and self._shield.reached:
-                self.runtime.give_back(self.key, self.token)
-            raise
-        for held in holders:
-            held.answered(acquired.grant)
-        return acquired
-
-    def _run(self, exchange: Callable[[Try], Outcome]) -> Acquired:
-        flow = operations.acquire_flow(
-            self._request, ttl=self.ttl, timeout=self.runtime.settings.timeout
-        )
-        return run(flow, exchange)
-
-    def _raise_if_interrupted(self) -> None:
-        if self._shield.interrupt is not None:
-            raise self._shield.interrupt from None
-
-
 class WithLock:
     """A lock held by a `with` block; each is entered once."""
 
-    def __init__(self, acquisition: _Acquisition) -> None:
+    def __init__(self, acquisition: Acquisition, wait: float) -> None:
         self._acquisition = acquisition
+        self._wait = wait
         self._runtime = acquisition.runtime
         self._is_entered = False
         self._held: HeldLock | None = None
@@ -243,12 +182,12 @@ class WithLock:
         self._runtime.entering.add(self)
         try:
             self._runtime.start_threads()
-            acquired = self._acquisition.run(gives_back=True)
+            acquired = within(self._wait, self._acquisition, self._take, gives_back=True)
             try:
                 return self._begin(acquired)
             except BaseException:
                 if self._held is None:
-                    self._runtime.give_back(self._acquisition.key, self._acquisition.token)
+                    self._acquisition.give_back()
                 else:
                     self._finish()
                 raise
@@ -285,6 +224,10 @@ class WithLock:
                 self._runtime.timers.call_at(self._runtime.timers.now(), held.abandon)
             except RuntimeError:
                 pass  # the interpreter is going down; the lease ends by itself
+
+    def _take(self, acquisition: Acquisition) -> Acquired:
+        self._acquisition = acquisition
+        return acquisition.run(gives_back=True)
 
     def _begin(self, acquired: Acquired) -> LockGuard:
         acquisition, runtime = self._acquisition, self._runtime

@@ -20,9 +20,11 @@ from volcano_sdk.settings import Settings
 from volcano_sdk.threads import MOST_WORKERS, Latch, Timers, TimerThread, Workers
 from volcano_sdk.tokens import Tokens
 from volcano_sdk.transport import Lanes, Transport
+from volcano_sdk.waiters import Waiters
 
 if TYPE_CHECKING:
     from volcano_sdk.held import HeldLock
+    from volcano_sdk.watch import LockWatch
 
 _log = logging.getLogger("volcano_sdk")
 
@@ -50,6 +52,7 @@ class Runtime:
         """The `with_lock`s that are under way to a lease, and will need threads."""
         self.running: dict[tuple[str, str], list[HeldLock]] = {}
         """The held locks by key and lock token."""
+        self.watches: weakref.WeakSet[LockWatch] = weakref.WeakSet()
         self._given_timers = timers
         self.tokens = Tokens()
         self._make_threads()
@@ -61,7 +64,9 @@ class Runtime:
         self.timers = self._given_timers or TimerThread(SystemClock(), self._is_needed)
         self.workers = Workers(MOST_WORKERS, self._is_needed, "volcano-worker")
         self.callbacks = Workers(1, _never, "volcano-callbacks")
+        self.readers = Workers(2, _never, "volcano-events")
         self.renewals = Renewals(self)
+        self.waiters = Waiters(self)
 
     def _is_needed(self) -> bool:
         return bool(self.running or self.entering)
@@ -75,6 +80,13 @@ class Runtime:
             self.workers.start()
         except RuntimeError as error:
             raise VolcanoError(f"no lock was taken: no thread can renew it ({error})") from error
+
+    def start_timers(self) -> None:
+        """Before somebody waits: what ends the waiting must be there."""
+        try:
+            self.timers.start()
+        except RuntimeError as error:
+            raise VolcanoError(f"nobody can wait: no thread keeps the time ({error})") from error
 
     def refuse_closed(self) -> None:
         if self.is_closed:
@@ -146,6 +158,9 @@ class Runtime:
             self.running.clear()  # their threads may go
             for one in held:
                 one.lose("was lost: its client was closed")
+            self.waiters.close()
+            for watch in list(self.watches):
+                watch.shut()
         failures = self._release_all(held)
         self.transport.close()
         if failures:
@@ -191,6 +206,8 @@ class Runtime:
         self.transport.forget()
         for one in inherited:
             one.become_childs()
+        for watch in list(self.watches):
+            watch.become_childs()
 
 
 def run(flow: Generator[Try, Outcome, _Result], exchange: Callable[[Try], Outcome]) -> _Result:

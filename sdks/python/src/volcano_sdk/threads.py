@@ -94,6 +94,7 @@ class TimerThread:
 
     def __init__(self, clock: Clock, is_needed: Callable[[], bool]) -> None:
         self.now = clock.now
+        self.wall = clock.wall
         self._is_needed = is_needed
         self._lock = threading.RLock()  # a destructor may come while its own thread has it
         self._changed = threading.Condition(self._lock)

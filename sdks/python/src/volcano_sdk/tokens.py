@@ -29,9 +29,12 @@ class Tokens:
         """A release with it is about to be sent."""
         _remember(self._released, token, None)
 
+    def is_released(self, token: str) -> bool:
+        return token in self._released
+
     def refuse_released(self, token: str) -> None:
         """ValueError for a lock token for which a release was sent."""
-        if token in self._released:
+        if self.is_released(token):
             raise ValueError("token was used for a lease that was released; make a new one")
 
 

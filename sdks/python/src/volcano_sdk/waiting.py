@@ -131,11 +131,14 @@ class Waiting:
             self._untold[waiter.key] = None
             line.read_soon(now + read_delay(self._jitter()))
 
-    def leave(self, waiter: Waiter, now: float) -> None:
+    def leave(self, waiter: Waiter, now: float, *, got_it: bool = False) -> None:
         """It has got the lock, or ends otherwise.  What it has left undone, the next one does."""
         line = self._lines.get(waiter.key)
         if line is None or waiter not in line.waiters:
             return
+        if got_it:
+            waiter.doing = None
+            line.failures = 0
         was_first = waiter is line.first
         del line.waiters[waiter]
         if not line.waiters:
@@ -164,11 +167,6 @@ class Waiting:
         else:
             line.read_at = math.inf
         return turn
-
-    def got(self, waiter: Waiter) -> None:
-        """Its try was granted."""
-        waiter.doing = None
-        self._lines[waiter.key].failures = 0
 
     def failed(self, waiter: Waiter, error: VolcanoError, now: float) -> None:
         """Its try, or its read, was not answered as it should be.  Raises what is final."""
