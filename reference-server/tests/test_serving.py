@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -111,6 +112,7 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.written: list[bytes] = []
         self.closed = False
+        self.aborted = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if data:
@@ -121,6 +123,9 @@ class Wire(asyncio.Transport):
 
     def close(self) -> None:
         self.closed = True
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
 
     def pause_reading(self) -> None:
         """Nobody reads ahead here."""
@@ -241,6 +246,94 @@ async def test_a_connection_is_closed_only_when_it_has_been_idle_for_its_time(
     assert protocol.timeout_keep_alive_task.cancelled()
 
 
+# Answers that go on: event streams.
+
+
+async def turns() -> None:
+    """More turns of the loop than anything here takes that waits for nothing."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_an_answer_that_goes_on_is_sent_as_it_comes() -> None:
+    more = asyncio.Event()
+
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        await send(head((b"connection", b"keep-alive")))
+        await send(body(b"one", more=True))
+        await more.wait()
+        await send(body(b"two", more=True))
+        await send(body(b""))
+
+    protocol, wire = connect(app, asyncio.get_running_loop())
+    protocol.data_received(GET)
+    await turns()
+
+    first, second = wire.written
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert first.endswith(b"\r\n\r\n")
+    assert second == b"3\r\none\r\n"
+    more.set()
+    await turns()
+    assert wire.written[2:] == [b"3\r\ntwo\r\n", b"0\r\n\r\n"]
+    assert not wire.closed
+    protocol.connection_lost(None)
+
+
+async def test_an_answer_waits_for_a_reader_that_does_not_read() -> None:
+    sent = []
+
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        await send(head())
+        for number in range(5):
+            await send(body(b"%d" % number, more=True))
+            sent.append(number)
+
+    protocol, _ = connect(app, asyncio.get_running_loop())
+    protocol.data_received(GET)
+    protocol.pause_writing()  # as a transport does whose buffer is full
+    await turns()
+    assert sent == []
+
+    protocol.resume_writing()
+    await turns()
+    assert sent == [0, 1, 2, 3, 4]
+    protocol.connection_lost(None)
+
+
+async def test_an_answer_that_breaks_off_does_not_wait_for_its_reader() -> None:
+    """A close would wait until the reader has taken what is in the buffer."""
+    protocol, wire = connect(answering(head(), body(b"one", more=True)), asyncio.get_running_loop())
+
+    protocol.data_received(GET)
+    await turns()
+
+    assert wire.aborted
+    assert b"0\r\n\r\n" not in wire.written
+    protocol.connection_lost(None)
+
+
+async def test_a_stop_tells_the_app_first() -> None:
+    """Before it waits for the answers under way, one of which may go on for ever."""
+    done: list[str] = []
+
+    class App:
+        state = SimpleNamespace(on_stop=lambda: done.append("told"))
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            raise AssertionError
+
+    class Lifespan:
+        async def shutdown(self) -> None:
+            done.append("stopped")
+
+    server = JsonServer(App())
+    server.servers, server.lifespan = [], Lifespan()  # type: ignore[assignment]
+    await server.shutdown()
+
+    assert done == ["told", "stopped"]
+
+
 # Whole requests: answered without ASGI in between.
 
 
@@ -286,12 +379,6 @@ def request(path: str, *headers: str, content: bytes = b"", method: str = "POST"
 
 def answered(content: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(content), content)
-
-
-async def turns() -> None:
-    """More turns of the loop than anything here takes that waits for nothing."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 async def test_a_request_that_came_whole_is_answered_directly_and_in_one_packet() -> None:
