@@ -110,6 +110,95 @@ describe('with the reference server', { skip }, () => {
     await until(() => inUse() <= base + 1);
   });
 
+  test('thirty who wait for one key get it one after the other, over one stream', async () => {
+    const asked = [];
+    const client = new sdk.VolcanoAuth({
+      apiUrl: server.url,
+      accessToken: server.serviceKey,
+      fetch: (url, init) => {
+        asked.push(new URL(url).pathname);
+        return fetch(url, init);
+      },
+    });
+    let inside = 0;
+    const results = await Promise.all(
+      Array.from({ length: 30 }, () =>
+        client.locks.withLock('queue', { ttl: 30, wait: 30 }, async ({ lease }) => {
+          inside += 1;
+          await new Promise((resolve) => setImmediate(resolve));
+          inside -= 1;
+          return [inside, lease.fencingToken];
+        }),
+      ),
+    );
+
+    for (const { data, error } of results) assert.deepEqual([data?.[0], error], [0, null]);
+    assert.equal(new Set(results.map(({ data }) => data[1])).size, 30);
+    assert.equal(asked.filter((path) => path === '/lock-events').length, 1);
+    assert.ok(asked.length < 30 * 5, `${asked.length} requests`);
+  });
+
+  test('a watch tells of a lease from its grant to its end, and of a force release', async () => {
+    const seen = [];
+    const told = (async () => {
+      for await (const { type, key, fencingToken } of locks.watch({ key: 'seen', prefix: 'seen:' })) {
+        if (key === 'seen:last' && type === 'force_released') return;
+        if (key === 'seen') seen.push([type, fencingToken]);
+        else if (seen.length === 0 && type === 'released') ready();
+      }
+    })();
+    let ready;
+    const isOpen = new Promise((resolve) => {
+      ready = resolve;
+    });
+    const knocking = setInterval(() => locks.withLock('seen:first', { ttl: 5 }, () => {}), 20);
+    await isOpen;
+    clearInterval(knocking);
+
+    const { data } = await locks.withLock('seen', { ttl: 30 }, ({ lease }) => lease.fencingToken);
+    await locks.acquire('seen:last', { ttl: 30 });
+    await locks.forceRelease('seen:last');
+    await told;
+
+    assert.deepEqual(seen, [
+      ['acquired', data],
+      ['released', data],
+    ]);
+  });
+
+  test('a program ends by itself when its wait or its watch is over', async () => {
+    const { lease } = await locks.acquire('h', { ttl: 30 });
+    const program = `
+      const { VolcanoAuth } = require(${JSON.stringify(fileURLToPath(new URL('..', import.meta.url)))});
+      const { locks } = new VolcanoAuth({ apiUrl: process.argv[1], accessToken: process.argv[2] });
+      const waits = async () => {
+        const { acquired } = await locks.acquire('h', { ttl: 5, wait: 0.3 });
+        return acquired;
+      };
+      const watches = async () => {
+        const knocking = setInterval(() => locks.withLock('i', { ttl: 5 }, () => {}), 20);
+        for await (const { type } of locks.watch({ key: 'i' })) if (type === 'released') break;
+        clearInterval(knocking);
+        return 'released';
+      };
+      Promise.all([waits(), watches()]).then((ends) => process.stdout.write(ends.join()));`;
+    const child = spawn(process.execPath, ['-e', program, server.url, server.serviceKey], {
+      stdio: ['ignore', 'pipe', 'inherit'],
+    });
+    let said = '';
+    let overAt;
+    child.stdout.on('data', (chunk) => {
+      said += chunk;
+      overAt = performance.now();
+    });
+
+    const status = await new Promise((resolve) => child.on('exit', resolve));
+
+    assert.deepEqual([status, said], [0, 'false,released']);
+    assert.ok(performance.now() - overAt < 1_000);
+    await locks.release('h', lease);
+  });
+
   test('a program ends by itself within a second of its last lock', async () => {
     const program = `
       const { VolcanoAuth } = require(${JSON.stringify(fileURLToPath(new URL('..', import.meta.url)))});
