@@ -5,39 +5,62 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { LockLostError, RateLimitedError, VolcanoAuth } from '@volcano.dev/sdk';
 
 const TTL = 5;
-const POLL_SECONDS = 1;
+const LOOK_AGAIN_SECONDS = 10; // an event is a hint, and may be missed
 
 const [name, desk, firstRole] = process.argv.slice(2);
 const { locks } = new VolcanoAuth();
 let role = firstRole;
 
+const free = [];
+let heard = () => {};
+
+/** Until no ticket is open. */
 async function run() {
+  const events = locks.watch({ prefix: 'ticket:' });
+  const listening = listen(events);
+  let ticket = null;
   for (let open = await openTickets(); open.length > 0; open = await openTickets()) {
-    if (!(await takeOneOf(shuffled(open).slice(0, 3)))) {
-      // All of those are held: leave the others some of the project's quota.
-      await sleep(between(0.6, 0.9) * POLL_SECONDS * 1000);
-    }
+    if (ticket === null) free.push(...shuffled(open));
+    else if (open.includes(ticket)) await take(ticket);
+    ticket = await next();
+  }
+  await events.return();
+  await listening;
+}
+
+/** While all tickets are held nobody asks: whoever lets go of one is heard by all. */
+async function listen(events) {
+  for await (const { type, key } of events) {
+    if (type === 'acquired') continue;
+    free.push(type === 'reset' ? null : Number(key.slice('ticket:'.length)));
+    heard();
   }
 }
 
-async function takeOneOf(tickets) {
-  for (const ticket of tickets) {
-    if (await take(ticket)) return true;
+/** A ticket that was free a moment ago. null: look at all of them. */
+async function next() {
+  if (free.length === 0) {
+    const event = new Promise((resolve) => {
+      heard = resolve;
+    });
+    await Promise.race([event, sleep(LOOK_AGAIN_SECONDS * 1000, undefined, { ref: false })]);
   }
-  return false;
+  return free.shift() ?? null;
 }
 
-/** Whether the ticket was ours for a while. */
 async function take(ticket) {
-  const { acquired, error } = await locks.withLock(`ticket:${ticket}`, { ttl: TTL }, async ({ lease, signal }) => {
+  const { error } = await locks.withLock(`ticket:${ticket}`, { ttl: TTL }, async ({ lease, signal }) => {
     tell('granted', ticket, lease);
     await answer(ticket, lease, signal);
     tell('released', ticket, lease);
   });
-  if (error instanceof RateLimitedError) await sleep((error.retryAfter ?? POLL_SECONDS) * 1000);
-  else if (error instanceof LockLostError) console.log(JSON.stringify({ event: 'lost', agent: name, ticket }));
-  else if (error) throw error;
-  return acquired; // false: somebody else has it, on to the next
+  // No error: it was ours, or somebody else has it. On to the next.
+  if (error instanceof RateLimitedError) {
+    await sleep((error.retryAfter ?? 1) * 1000);
+    free.push(ticket);
+  } else if (error instanceof LockLostError) {
+    console.log(JSON.stringify({ event: 'lost', agent: name, ticket }));
+  } else if (error) throw error;
 }
 
 async function answer(ticket, lease, signal) {

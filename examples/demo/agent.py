@@ -9,18 +9,27 @@ and its write.  agent.mjs and agent.rb are the same on the other SDKs.
 """
 
 import json
+import queue
 import random
 import sys
+import threading
 import time
 from typing import cast
 
 import httpx
 
-from volcano_sdk import ConflictError, LockGuard, LockLostError, RateLimitedError, VolcanoClient
+from volcano_sdk import (
+    ConflictError,
+    LockGuard,
+    LockLostError,
+    LockWatch,
+    RateLimitedError,
+    VolcanoClient,
+)
 
 TTL = 5
-POLL_SECONDS = 1.0
 WORK_SECONDS = (0.3, 1.2)
+LOOK_AGAIN_SECONDS = 10.0  # an event is a hint, and may be missed
 
 
 class Agent:
@@ -29,30 +38,49 @@ class Agent:
         self._role = role
         self._desk = desk
         self._volcano = volcano
+        self._free: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
     def run(self) -> None:
         """Until no ticket is open."""
-        while tickets := self._open_tickets():
-            random.shuffle(tickets)
-            if not any(self._take(ticket) for ticket in tickets[:3]):
-                # All of those are held: leave the others some of the project's quota.
-                time.sleep(POLL_SECONDS * random.uniform(0.6, 0.9))
+        with self._volcano.locks.watch(prefix="ticket:") as events:
+            threading.Thread(target=self._listen, args=(events,), daemon=True).start()
+            ticket = None
+            while tickets := self._open_tickets():
+                if ticket is None:
+                    for each in random.sample(tickets, len(tickets)):
+                        self._free.put(each)
+                elif ticket in tickets:
+                    self._take(ticket)
+                ticket = self._next()
 
-    def _take(self, ticket: int) -> bool:
-        """Whether the ticket was ours for a while."""
+    def _listen(self, events: LockWatch) -> None:
+        """While all tickets are held nobody asks: whoever lets go of one is heard by all."""
+        for event in events:
+            if event.type == "reset":
+                self._free.put(None)
+            elif event.type != "acquired":
+                self._free.put(int(str(event.key).removeprefix("ticket:")))
+
+    def _next(self) -> int | None:
+        """A ticket that was free a moment ago.  None: look at all of them."""
+        try:
+            return self._free.get(timeout=LOOK_AGAIN_SECONDS)
+        except queue.Empty:
+            return None
+
+    def _take(self, ticket: int) -> None:
         try:
             with self._volcano.locks.with_lock(f"ticket:{ticket}", ttl=TTL) as guard:
                 self._tell("granted", ticket, guard)
                 self._answer(ticket, guard)
                 self._tell("released", ticket, guard)
         except ConflictError:
-            return False  # somebody else has it: on to the next
+            pass  # somebody else has it: on to the next
         except RateLimitedError as error:
-            time.sleep(error.retry_after or POLL_SECONDS)
-            return False
+            time.sleep(error.retry_after or 1)
+            self._free.put(ticket)
         except LockLostError:
             print(json.dumps({"event": "lost", "agent": self._name, "ticket": ticket}), flush=True)
-        return True
 
     def _answer(self, ticket: int, guard: LockGuard) -> None:
         if ticket not in self._open_tickets():

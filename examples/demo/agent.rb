@@ -4,11 +4,12 @@
 
 require "json"
 require "net/http"
+require "timeout"
 require "volcano"
 
 TTL = 5
-POLL_SECONDS = 1.0
 WORK_SECONDS = (0.3..1.2)
+LOOK_AGAIN_SECONDS = 10 # an event is a hint, and may be missed
 
 # Takes the next ticket that it can get, answers it, goes on until none is open.
 class Agent
@@ -17,33 +18,56 @@ class Agent
     @desk = URI(desk)
     @role = role
     @volcano = volcano
+    @free = Queue.new
   end
 
+  # Until no ticket is open.
   def run
+    listener = Thread.new { listen }
+    ticket = nil
     until (tickets = open_tickets).empty?
-      # All of those are held: leave the others some of the project's quota.
-      sleep(POLL_SECONDS * rand(0.6..0.9)) if tickets.sample(3).none? { |ticket| take(ticket) }
+      if ticket.nil?
+        tickets.shuffle.each { |each| @free << each }
+      elsif tickets.include?(ticket)
+        take(ticket)
+      end
+      ticket = next_ticket
     end
+  ensure
+    listener&.kill&.join
   end
 
   private
 
-  # Was the ticket ours for a while?
+  # While all tickets are held nobody asks: whoever lets go of one is heard by all.
+  def listen
+    @volcano.locks.watch(prefix: "ticket:").each do |event|
+      next if event.type == :acquired
+
+      @free << (event.type == :reset ? nil : Integer(event.key.delete_prefix("ticket:")))
+    end
+  end
+
+  # A ticket that was free a moment ago. nil: look at all of them.
+  def next_ticket
+    Timeout.timeout(LOOK_AGAIN_SECONDS) { @free.pop }
+  rescue Timeout::Error
+    nil
+  end
+
   def take(ticket)
     @volcano.locks.with_lock("ticket:#{ticket}", ttl: TTL) do |guard|
       tell("granted", ticket, guard)
       answer(ticket, guard)
       tell("released", ticket, guard)
     end
-    true
   rescue Volcano::Error::ConflictError
-    false # somebody else has it: on to the next
+    nil # somebody else has it: on to the next
   rescue Volcano::Error::RateLimitedError => error
-    sleep(error.retry_after || POLL_SECONDS)
-    false
+    sleep(error.retry_after || 1)
+    @free << ticket
   rescue Volcano::Error::LockLostError
     puts JSON.generate(event: "lost", agent: @name, ticket: ticket)
-    true
   end
 
   def answer(ticket, guard)

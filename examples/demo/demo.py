@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent import POLL_SECONDS, TTL, now
+from agent import TTL, WORK_SECONDS, now
 from backlog import Backlog
 from claims import Claim, Summary, by_language, concurrent, next_claim
 from desk import open_desk
@@ -269,7 +269,7 @@ def _run(
         overlaps=len(concurrent(run.claims)),
         crashed=1 if trouble.crashed else 0,
         reclaimed_after=takeover.granted_at - trouble.killed_at if takeover else None,
-        reclaim_limit=TTL + 1 + POLL_SECONDS,
+        reclaim_limit=TTL + 1 + WORK_SECONDS[1],
         stale_writes_refused=run.stale_writes_refused,
         seconds=seconds,
         agents_failed=failed,

@@ -3,6 +3,7 @@
     python desk.py DATABASE TICKETS      a new backlog; prints the URL, serves until stdin ends
 
     GET  /tickets        [3, 7, 12]: those without an answer
+    PUT  /tickets/7      204: it is there; an answer that it has stays
     POST /tickets/7      {"fencing_token": 17…, "agent": "agent-03", "answer": "Try it off and on."}
                          204; 409: it changed nothing, somebody newer has written the ticket
 
@@ -31,17 +32,27 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._respond(HTTPStatus.NOT_FOUND)
 
+    def do_PUT(self) -> None:
+        self.backlog.add(self._ticket)
+        self._respond(HTTPStatus.NO_CONTENT)
+
     def do_POST(self) -> None:
-        ticket = int(self.path.removeprefix("/tickets/"))
         note = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         written = (
-            self.backlog.mark(ticket, fencing_token=note["fencing_token"])
+            self.backlog.mark(self._ticket, fencing_token=note["fencing_token"])
             if note["answer"] is None
             else self.backlog.answer(
-                ticket, note["answer"], fencing_token=note["fencing_token"], agent=note["agent"]
+                self._ticket,
+                note["answer"],
+                fencing_token=note["fencing_token"],
+                agent=note["agent"],
             )
         )
         self._respond(HTTPStatus.NO_CONTENT if written else HTTPStatus.CONFLICT)
+
+    @property
+    def _ticket(self) -> int:
+        return int(self.path.removeprefix("/tickets/"))
 
     def _respond(self, status: HTTPStatus, value: Any = None) -> None:
         body = b"" if value is None else json.dumps(value).encode()
