@@ -173,12 +173,13 @@ def head(
 ) -> bytes:
     fields = {
         "Host": urlsplit(server.url).netloc,
-        "Authorization": f"Bearer {server.service_key}",
         "Content-Type": "application/json",
         "Content-Length": str(length),
         "X-Volcano-Request-Id": str(uuid.uuid4()),
         **(headers or {}),
     }
+    if server.service_key:  # etcd knows no such thing
+        fields["Authorization"] = f"Bearer {server.service_key}"
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     return "\r\n".join([*lines, "", ""]).encode()
 
