@@ -141,8 +141,8 @@ def test_the_headers_on_the_page_are_the_servers() -> None:
 
 def test_the_headers_of_the_description_are_the_servers() -> None:
     description = yaml.safe_load(text_of(DESCRIPTION))
-    parts = [each["name"] for each in description["components"]["parameters"].values()]
-    named = {name.lower() for name in parts if name.lower().startswith("x-")}
+    parameters = description["components"]["parameters"].values()
+    named = {each["name"].lower() for each in parameters if each["in"] == "header"}
     for responses in _responses(description):
         named |= {name.lower() for name in responses.get("headers", {})}
 

@@ -328,7 +328,7 @@ async def test_a_stop_tells_the_app_first() -> None:
             done.append("stopped")
 
     server = JsonServer(App())
-    server.servers, server.lifespan = [], Lifespan()  # type: ignore[assignment]
+    server.servers, server.lifespan = [], Lifespan()
     await server.shutdown()
 
     assert done == ["told", "stopped"]

@@ -43,6 +43,7 @@ class Following:
         self._publish = publish
         # By key: SlotKey("shop", "nightly") -> _Followed(Known(7, 1_800_000_031_000_000), ...)
         self._followed: dict[SlotKey, _Followed] = {}
+        self._on_due = self._due  # one object for all entries, of which there may be a million
         self._to_check: deque[tuple[SlotKey, int]] = deque()  # with the lease's fencing token
         self._checking: asyncio.Task[None] | None = None
 
@@ -107,14 +108,14 @@ class Following:
 
     def _note(self, slot_key: SlotKey, followed: _Followed) -> None:
         followed.noted = followed.due
-        self._agenda.note(followed.due, self._due, (slot_key, followed, followed.due))
+        self._agenda.note(followed.due, self._on_due, slot_key)
 
-    def _due(self, entry: tuple[SlotKey, _Followed, int]) -> None:
-        slot_key, followed, noted = entry
-        if self._followed.get(slot_key) is not followed or followed.noted != noted:
-            return
+    def _due(self, slot_key: SlotKey) -> None:
+        followed, now = self._followed.get(slot_key), self._agenda.now()
+        if followed is None or followed.noted is None or followed.noted > now:
+            return  # an entry that another one has made obsolete
         followed.noted = None
-        if followed.due > self._agenda.now():
+        if followed.due > now:
             self._note(slot_key, followed)
         elif followed.known.free_at is None:
             del self._followed[slot_key]
