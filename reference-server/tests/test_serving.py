@@ -406,7 +406,7 @@ async def test_a_request_that_came_whole_is_answered_directly_and_in_one_packet(
         [request("/locks/a", "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n\r\n"],
         [request("/locks/a", "X-Twice: 1", "X-Twice: 1")],
         [request("/locks/a", "Connection: close")],
-        [request("/locks/a").replace(b"HTTP/1.1", b"HTTP/1.0")],
+        [request("/locks/a", "Connection: keep-alive").replace(b"HTTP/1.1", b"HTTP/1.0")],
         [request("/healthz")],
     ],
 )

@@ -7,7 +7,9 @@ import resource
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -188,6 +190,76 @@ async def test_the_claim_is_taken_right_before_the_commit(store: SqliteStore) ->
     await store.apply([Acquire(NIGHTLY, "alice", 30)], may_commit)
 
     assert seen[-3:] == ["UPDATE store", "claim", "COMMIT"]
+
+
+async def test_a_job_that_nobody_waits_for_is_left_out_and_one_that_runs_is_finished(
+    store: SqliteStore,
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def running() -> None:
+        begun.set()
+        go.wait(5)
+        done.append("running")
+
+    first = asyncio.create_task(store._run(running))
+    second = asyncio.create_task(store._run(lambda: done.append("waiting")))
+    third = asyncio.create_task(store._run(lambda: done.append("wanted")))
+    await asyncio.to_thread(begun.wait, 5)
+    first.cancel()
+    second.cancel()
+    await asyncio.gather(first, second, return_exceptions=True)
+    go.set()
+    await third
+
+    assert done == ["running", "wanted"]
+
+
+async def test_what_a_job_raises_is_its_callers_and_the_next_one_is_done(
+    store: SqliteStore,
+) -> None:
+    def failing() -> None:
+        raise SystemExit("a fault of ours")
+
+    with pytest.raises(SystemExit):
+        await store._run(failing)
+
+    assert await store._run(lambda: "done") == "done"
+
+
+def test_a_job_that_outlives_its_loop_does_not_end_the_thread(
+    path: Path, host: ManualClock
+) -> None:
+    store = SqliteStore(path, host)
+    begun, go = threading.Event(), threading.Event()
+
+    def running() -> None:
+        begun.set()
+        go.wait(5)
+
+    async def leave() -> None:
+        job = asyncio.ensure_future(store._run(running))
+        await asyncio.to_thread(begun.wait, 5)
+        job.cancel()
+
+    asyncio.run(store.open())
+    asyncio.run(leave())
+    go.set()
+
+    assert asyncio.run(read(store)) == Free()
+    asyncio.run(store.close())
+
+
+@pytest.mark.parametrize("name", ["locks.db", "none/locks.db"])
+async def test_no_thread_outlives_its_store(tmp_path: Path, host: ManualClock, name: str) -> None:
+    before = set(threading.enumerate())
+    with suppress(StoreOpenError):
+        await open_and_close(tmp_path / name, host)
+
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 # Failures.

@@ -12,13 +12,14 @@ import asyncio
 import json
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from itertools import chain
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TypeVar
 
 from volcano_server import fencing
@@ -93,13 +94,60 @@ RETURNING fencing_token
 _SAVE_HIGHEST_SWEPT = "UPDATE store SET highest_swept = ?"
 
 
+class _Thread:
+    """Does what a loop asks, one after the other.
+
+    An executor of one thread makes two futures for a job and takes a dozen locks.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # A daemon: a stop in a hurry does not wait for a job, and whoever waits for it is gone.
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    def run(self, job: Callable[[], T]) -> "asyncio.Future[T]":
+        """What the job returns or raises.  Once it has begun, it is finished."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        if self._thread.ident is None:
+            self._thread.start()
+        self._jobs.put(partial(_do, job, loop, answer))
+        return answer
+
+    def stop(self) -> None:
+        """After what was asked before."""
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (do := self._jobs.get()) is not None:
+            do()
+            del do  # what it holds must not live until the next one comes
+
+
+def _do(job: Callable[[], T], loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[T]") -> None:
+    if answer.cancelled():
+        return
+    settle: Callable[[], None]
+    try:
+        settle = partial(answer.set_result, job())
+    except BaseException as error:  # noqa: BLE001 - whatever it was, somebody waits for it
+        settle = partial(answer.set_exception, error)
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(_unless_cancelled, answer, settle)
+
+
+def _unless_cancelled(answer: "asyncio.Future[T]", settle: Callable[[], None]) -> None:
+    if not answer.cancelled():
+        settle()
+
+
 class SqliteStore:
     """The store of one server.  `path`: created if it is not there; its directory has to be."""
 
     def __init__(self, path: Path, host: HostClock) -> None:
         self._path = path
         self._host = host
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sqlite-store")
+        self._thread = _Thread("sqlite-store")
         self._connection: sqlite3.Connection
         self._clock: LeaseClock
         self._opened_at = 0
@@ -113,12 +161,12 @@ class SqliteStore:
         try:
             await self._run(self._open)
         except StoreOpenError:
-            self._thread.shutdown(wait=False)
+            self._thread.stop()
             raise
 
     async def close(self) -> None:
         await self._run(self._close)
-        self._thread.shutdown(wait=False)
+        self._thread.stop()
 
     async def apply(
         self, commands: Sequence[Write], may_commit: Callable[[], bool]
@@ -142,7 +190,7 @@ class SqliteStore:
         await self._run(lambda: self._copy_to(path))
 
     async def _run(self, job: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, job)
+        return await self._thread.run(job)
 
     # What the thread does.
 
