@@ -1,8 +1,11 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # for what test files share: async_stage
+HERE = Path(__file__).parent
+for shared in (HERE.parent / "conformance", HERE):  # the driver's clock, and what test files share
+    sys.path.insert(0, str(shared))
 
-from sync_stage import stage
+from sync_stage import stage  # noqa: E402  found only now
+from threads_stage import threads  # noqa: E402
 
-__all__ = ["stage"]
+__all__ = ["stage", "threads"]
