@@ -166,7 +166,7 @@ class TestWaitingRoom < VolcanoTest
     assert_empty(client.session.waiting_room.instance_variable_get(:@waiters))
   end
 
-  STEPS = Integer(ENV.fetch("SWEEP_STEPS", "200")) / 2
+  STEPS = 100
 
   # x goes over the whole of it: the first try, the stream's opening, the second try, the release of the holder, the third
   # try, the body, the own release.

@@ -5,7 +5,7 @@ module RealServer
   ROOT = File.expand_path("../../../..", __dir__)
   COMMAND = [
     *ENV["VOLCANO_SERVER"], *ENV.fetch("PATH").split(File::PATH_SEPARATOR).map { |directory| File.join(directory, "volcano-server") },
-    File.join(ROOT, ".nox/test/bin/volcano-server"), File.join(ROOT, ".venv/bin/volcano-server")
+    File.join(ROOT, ".nox/environment/bin/volcano-server"), File.join(ROOT, ".venv/bin/volcano-server")
   ].find { |path| File.executable?(path) }
 
   def self.facts
