@@ -18,14 +18,6 @@ module Volcano
     # So long a server may take to end a stream that is not needed any more.
     RETIRED_SECONDS = 1.0
 
-    # Where the bytes of a body go when Net::BufferedIO reads them: out of it, as soon as there are any.
-    module Part
-      def self.<<(bytes)
-        throw(self, bytes) unless bytes.empty?
-      end
-    end
-    private_constant :Part
-
     # How many bytes of the body were read.
     attr_reader :taken
 
@@ -78,11 +70,6 @@ module Volcano
       @streaming ? @waiting && !@lane.readable? : super
     end
 
-    # Nil when it is open, else the outcome.
-    def perform
-      catch(:open) { super }
-    end
-
     # An open stream waits for bytes as long as there was no silence.
     def wait
       return super unless @streaming
@@ -99,43 +86,22 @@ module Volcano
 
     private
 
+    # Nil when it is open, else the outcome.
+    def answer(status, headers)
+      return super unless status == 200 && headers.fetch("content-type", "").match?(%r{\Atext/event-stream\s*(;|\z)}i)
+
+      @streaming = true
+      nil
+    end
+
     # Nil at the end of the body.
     def next_part
-      part = catch(Part) { read_on } or return
+      part = @lane.next_part or return
 
-      @left -= part.bytesize if @left
       @taken += part.bytesize
       part
-    rescue *Transport::BROKEN
+    rescue *Lane::BROKEN
       nil
-    end
-
-    # The head of an answer has come.
-    def read_body(answer)
-      return super unless answer.code == "200" && answer.content_type == "text/event-stream"
-
-      @chunked = answer.chunked?
-      @left = @chunked ? 0 : answer.content_length # of the chunk or the body; nil: up to the end of the connection
-      @at_start = true
-      @streaming = true
-      throw(:open) # Net::HTTP would not let go of the answer before its end, not even for a `break`
-    end
-
-    # Throws the next bytes; returns at the end of the body.
-    def read_on
-      return if (@chunked ? begin_chunk : @left)&.zero?
-
-      @left ? @socket.read(@left, Part) : @socket.read_all(Part)
-      nil
-    end
-
-    # Goes on to the next chunk where one has ended. Returns what is left of it.
-    def begin_chunk
-      return @left if @left.positive?
-
-      @socket.readline unless @at_start
-      @at_start = false
-      @left = Integer(@socket.readline[/\A\h{1,8}/] || raise(Net::HTTPBadResponse, "no chunk"), 16)
     end
   end
 end

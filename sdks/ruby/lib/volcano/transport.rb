@@ -1,9 +1,8 @@
 # frozen_string_literal: true
 
-require "io/wait"
-require "net/http"
-require "openssl"
+require "uri"
 require "volcano/discreet"
+require "volcano/lane"
 require "volcano/operations"
 require "volcano/shield"
 require "volcano/version"
@@ -11,28 +10,20 @@ require "volcano/version"
 module Volcano
   # The only file that touches the network: one try in, its Answer or Failure out.
   #
-  # One connection is one *lane*: a Net::HTTP session that one exchange has to itself from its first byte
-  # to its last. Free lanes wait in a stack. A lane whose exchange was interrupted, timed out or failed is
-  # closed and never used again, so no answer can reach another request. A lane that the server closed,
-  # or that was idle for long, is noticed and replaced before anything is sent; once bytes went out,
-  # nothing is ever sent again from here: redirects, Net::HTTP's own retries and its 60 s timeouts are off.
+  # One exchange has a Lane, which is a connection, to itself from its first byte to its last. Free lanes wait in a stack. A lane
+  # whose exchange was interrupted, timed out or failed is closed and never used again, so no answer can reach another
+  # request. A lane that the server closed, or that was idle for long, is noticed and replaced before anything is sent;
+  # once bytes went out, nothing is ever sent again from here.
   #
   # A try is bounded as a whole: each wait for the socket looks at the clock, so a server that dribbles
   # bytes gains nothing. A call's connection is opened by a thread of its own, which is gone with that: Ruby
   # cannot interrupt name resolution, and a Net::HTTP that is interrupted while it connects leaves its
   # socket to the garbage collector.
-  #
-  # One file, because a lane, its socket and the exchange on it only make sense together.
   # @api private
   class Transport
-    # Idle lanes are closed after this: below the idle limits of common servers and load balancers.
-    IDLE_SECONDS = 30.0
-
-    # What may go wrong on the way. Timeout::Error itself is not in the list: that one is the user's.
-    BROKEN = [
-      SystemCallError, SocketError, IOError, OpenSSL::SSL::SSLError, Net::OpenTimeout, Net::ReadTimeout, Net::WriteTimeout,
-      Net::ProtocolError, Net::HTTPBadResponse, Net::HTTPHeaderSyntaxError
-    ].freeze
+    # What every request says besides its own headers.
+    HEADERS = "Accept-Encoding: identity\r\nUser-Agent: volcano-sdk-ruby/#{VERSION}\r\n"
+    private_constant :HEADERS
 
     # @param uri [URI::HTTP] the API's URL; its path, if any, comes before the operations' paths
     # @param proxy [URI::HTTP, nil]
@@ -46,6 +37,11 @@ module Volcano
       @free = [] # [Lane, …] the latest used last
       @exchanges = [] # [Exchange, …] begun and not ended
       @closed = false
+      @proxy_arguments = proxy ? [proxy.hostname, proxy.port, *credentials(proxy)] : [nil]
+      authority = uri.port == uri.default_port ? uri.host : "#{uri.host}:#{uri.port}"
+      forwarded = proxy && uri.scheme == "http" # TLS goes through a proxy; anything else it reads and sends on
+      @target = "#{"http://#{authority}" if forwarded}#{uri.path.chomp("/")}".freeze
+      @head = "HTTP/1.1\r\nHost: #{authority}\r\n#{HEADERS}#{proxy_authorization(proxy) if forwarded && proxy.user}".freeze
     end
 
     # The exchanges in flight; an open stream is none.
@@ -121,12 +117,23 @@ module Volcano
       @proxy ? "#{place} through the proxy #{@proxy.scheme}://#{@proxy.host}:#{@proxy.port}" : place
     end
 
-    # The path on the wire of an operation's path.
-    def path(operation_path)
-      "#{@uri.path.chomp("/")}#{operation_path}"
+    # A request as it is on the wire.
+    def message(request)
+      message = +"#{request.http_method} #{@target}#{request.path} #{@head}"
+      request.headers.each { |name, value| message << name << ": " << value << "\r\n" }
+      body = request.body
+      body ? message << "Content-Length: #{body.bytesize}\r\n\r\n" << body : message << "\r\n"
     end
 
     private
+
+    def credentials(proxy)
+      [proxy.user, proxy.password].map { |part| part && URI.decode_www_form_component(part) }
+    end
+
+    def proxy_authorization(proxy)
+      "Proxy-Authorization: Basic #{[credentials(proxy).join(":")].pack("m0")}\r\n"
+    end
 
     def begun
       Shield.up { @mutex.synchronize { @exchanges.dup } }
@@ -147,7 +154,7 @@ module Volcano
       reuse(exchange)
       open_apart(exchange) unless exchange.lane
       exchange.failure("could not connect to #{destination} in time") unless exchange.lane
-    rescue *BROKEN => error
+    rescue *Lane::BROKEN => error
       exchange.failure("could not connect to #{destination}: #{error.message}", error)
     end
 
@@ -175,7 +182,7 @@ module Volcano
     end
 
     def open(exchange)
-      lane = Lane.new(session)
+      lane = Lane.new(@uri, @proxy_arguments)
       lane.open(exchange.seconds_left)
       wanted = @mutex.synchronize { exchange.lane = lane if @exchanges.include?(exchange) && !@closed }
       lane.close unless wanted
@@ -187,147 +194,11 @@ module Volcano
 
         lane = exchange.lane
         lane&.rest(@clock.now)
-        keep = outcome.is_a?(Operations::Answer) && lane.open? && !@closed
+        keep = outcome.is_a?(Operations::Answer) && lane.reusable? && !@closed
         @free.push(lane) if keep
         [keep ? nil : lane, *@free.slice!(0, @free.index { |free| !free.idle?(@clock.now) } || 0)].compact
       end
       retired.each(&:close)
-    end
-
-    def session
-      http = Net::HTTP.new(@uri.hostname, @uri.port, *proxy_arguments)
-      http.use_ssl = @uri.scheme == "https"
-      http.max_retries = 0
-      http.keep_alive_timeout = 2 * IDLE_SECONDS # ours ends first
-      http
-    end
-
-    def proxy_arguments
-      return [nil] unless @proxy
-
-      [@proxy.hostname, @proxy.port, *[@proxy.user, @proxy.password].map { |part| part && URI.decode_www_form_component(part) }]
-    end
-
-    # A session, and its socket as soon as that is known.
-    class Lane
-      def initialize(http)
-        @http = http
-        @socket = nil # Net::BufferedIO
-        @io = nil # the TCP socket in it
-        @resting_since = nil
-      end
-
-      def open(seconds)
-        return if @http.started?
-
-        @http.open_timeout = @http.read_timeout = @http.write_timeout = seconds
-        @http.start
-      end
-
-      def open?
-        @http.started? && !@io.nil? && !@io.closed?
-      end
-
-      # May no request be sent on it any more?
-      def stale?(now)
-        !open? || idle?(now) || unasked?
-      end
-
-      # What can be read from an idle connection is its end, or an answer that nobody asked for.
-      def unasked?
-        @socket.read_timeout = 0
-        @socket.read(1)
-        true
-      rescue Net::ReadTimeout
-        false
-      rescue *BROKEN
-        true
-      end
-
-      # Did the server say something, or close the connection?
-      def readable?
-        !IO.select([@io], nil, nil, 0).nil?
-      rescue SystemCallError, IOError
-        true # closed meanwhile
-      end
-
-      def idle?(now)
-        now - @resting_since >= IDLE_SECONDS
-      end
-
-      # The socket that the exchange's waiting goes through from now on.
-      def use(socket, exchange)
-        @socket = socket
-        @io = socket.io.to_io
-        @io.extend(PatientSocket) unless @io.is_a?(PatientSocket)
-        @io.exchange = exchange
-      end
-
-      def rest(now)
-        @io.exchange = nil if @io
-        @resting_since = now
-      end
-
-      def request(wire, &read)
-        @http.request(wire, &read)
-      end
-
-      def close
-        @http.finish if @http.started?
-      rescue *BROKEN
-        nil # it was broken before
-      end
-
-      # From another thread. A `close` would wait for the thread that reads, and it for its shield.
-      def abort
-        @io&.shutdown
-      rescue SystemCallError, IOError
-        nil # it has ended already
-      end
-
-      # From another thread: says that no request will follow. The answer is still read.
-      def half_close
-        @io&.shutdown(:WR)
-      rescue SystemCallError, IOError
-        nil # it has ended already
-      end
-
-      def forget
-        @io&.close
-      end
-    end
-
-    # On the socket of a lane: waiting for an answer looks at the clock and for interrupts. Between exchanges nobody
-    # waits: whoever asks has tried to read before, and a poll would cost a third of the call.
-    module PatientSocket
-      attr_writer :exchange
-
-      def wait_readable(timeout = nil)
-        return if @exchange.nil? && timeout&.zero?
-        return super unless @exchange
-
-        self if @exchange.wait { |seconds| super(seconds) }
-      end
-    end
-
-    # A request on its way: Net::HTTP calls `exec` when the connection stands.
-    class Wire < Net::HTTPGenericRequest
-      HEADERS = { "Accept" => "application/json", "Accept-Encoding" => "identity", "User-Agent" => "volcano-sdk-ruby/#{VERSION}" }.freeze
-
-      def initialize(request, path, exchange)
-        super(request.http_method, !request.body.nil?, true, path, HEADERS.merge(request.headers))
-        self.content_length = request.body.bytesize if request.body
-        @content = request.body
-        @exchange = exchange
-      end
-
-      # Head and body in one write: two would be two packets.
-      def exec(socket, version, path)
-        @exchange.sending(socket)
-        message = +"#{@method} #{path} HTTP/#{version}\r\n"
-        each_capitalized { |name, value| message << name << ": " << value << "\r\n" }
-        socket.write(message << "\r\n" << @content.to_s)
-      end
     end
 
     # One try on its way, from before it connects until its lane is free again.
@@ -374,25 +245,19 @@ module Volcano
 
       # Sends and reads. Returns the Answer, or the Failure.
       def perform
-        wire = Wire.new(@try.request, @transport.path(@try.request.path), self)
-        response = @lane.request(wire) { |answer| read_body(answer) }
-        raise EOFError, "the answer ends early" if @body.bytesize < response.content_length.to_i # Net::HTTP lets it pass
+        @lane.use(self)
+        @sent_at = @clock.now
+        raise IOError, "closed" if @aborted
 
-        Operations::Answer.new(sent_at: @sent_at, status: response.code.to_i, headers: response.each_header.to_h, body: @body)
-      rescue *BROKEN => error
+        @lane.write(@transport.message(@try.request))
+        answer(*@lane.read_head)
+      rescue *Lane::BROKEN => error
         failure("got no answer from #{@transport.destination}: #{why(error)}", error)
       end
 
       def failure(what, cause = nil)
         error = Error::TransportError.new("#{@try.request.operation} #{what}", request_id: @try.request.request_id)
         Operations::Failure.new(sent_at: @sent_at || @began_at, error: Error.with_cause(error, cause), reached: !@sent_at.nil?)
-      end
-
-      def sending(socket)
-        @socket = socket
-        @lane.use(socket, self)
-        @sent_at = @clock.now
-        raise IOError, "closed" if @aborted
       end
 
       # Waits for the socket in slices. False when the time is over.
@@ -431,13 +296,19 @@ module Volcano
         @seconds, @deadline = @patience, until_then if until_then < @deadline
       end
 
-      def read_body(answer)
-        @body = String.new
-        answer.read_body do |part|
-          raise IOError, "the answer is longer than #{BODY_BYTES} bytes" if @body.bytesize + part.bytesize > BODY_BYTES
+      # The head has come.
+      def answer(status, headers)
+        Operations::Answer.new(sent_at: @sent_at, status: status, headers: headers, body: read_body)
+      end
 
-          @body << part
+      def read_body
+        body = String.new
+        while (part = @lane.next_part)
+          raise IOError, "the answer is longer than #{BODY_BYTES} bytes" if body.bytesize + part.bytesize > BODY_BYTES
+
+          body << part
         end
+        body.force_encoding(Encoding::UTF_8)
       end
 
       def why(error)
