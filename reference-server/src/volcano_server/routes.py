@@ -78,7 +78,8 @@ _OTHER_PATHS = {b"/lock-leases": _MANY_METHODS, b"/lock-events": _EVENTS_METHODS
 _Target = tuple[bytes, Mapping[str, Operation]]
 """The raw path segment of a key, or else the query, and the operations there by method."""
 
-_WHOLE = re.compile(rb"/locks/(%b)(/lease)?" % wire.KEY.pattern)
+# Of the characters that a percent-encoded key may have.  A wrong key may have others.
+_WHOLE = re.compile(rb"/locks/([\w.~:%-]+)(/lease)?")
 _WholeTarget = tuple[bytes, bytes, Operation]
 """The path, the key in it, and the operation."""
 
