@@ -28,14 +28,17 @@ NOT_PLAYED = {
 }
 """Anchors of docs/semantics.md that no scenario needs to name, and why."""
 
-_DIRECT = {"acquire", "renew", "release", "get", "force_release", "close"}
+_DIRECT = {"acquire", "renew", "release", "get", "force_release", "close", "watch"}
 _NEEDS = {
     "with_lock": "with_lock",
     "cancel": "cancel",
     "close": "close",
     "sleeps": "virtual_clock",
+    "wait": "wait",
+    **dict.fromkeys(["watch", "waits", "event", "hears"], "events"),
     **dict.fromkeys(["acquire", "renew", "release", "get", "force_release"], "direct_calls"),
 }
+"""What a step's words need of the SDK; of a caller's, `events` of the server."""
 _REFUSALS = {
     (400, "invalid_request"),
     (401, "authentication_required"),
@@ -101,8 +104,9 @@ class _Actor:
 
 def of_one(scenario: Scenario) -> Iterator[str]:
     actors = {actor.name: _Actor() for actor in scenario.actors}
+    listening: set[str] = set()  # callers with a stream
     for number, step in enumerate(scenario.steps, 1):
-        for said in _of_step(step, actors):
+        for said in _of_step(step, actors, listening):
             yield f"step {number}: {said}"
     for name, actor in actors.items():
         yield from (f"{name} {said}" for said in _of_actor(actor))
@@ -113,7 +117,7 @@ def of_one(scenario: Scenario) -> Iterator[str]:
         yield "has for_each but uses no $row"
 
 
-def _of_step(step: Step, actors: dict[str, _Actor]) -> Iterator[str]:
+def _of_step(step: Step, actors: dict[str, _Actor], listening: set[str]) -> Iterator[str]:
     who = step["who"]
     if who == "clock":
         until = step["with"].get("until")
@@ -121,17 +125,28 @@ def _of_step(step: Step, actors: dict[str, _Actor]) -> Iterator[str]:
             yield f"waits for a request of {until}, who is no actor"
         return
     if who not in actors:
-        verb = step.get("does")
-        if verb is None or verb in ("with_lock", "finish", "look", "close", "cancel", "crash"):
-            yield f"{who} is no actor, so it cannot do this"
-        elif verb == "request" and "gets" not in step:
-            yield "a raw request must say what it gets"
+        yield from _of_caller(step, listening)
         return
     actor = actors[who]
     actor.acted = True
     if actor.gone:
         yield f"{who} is gone"
     yield from _follow(step, actor)
+
+
+def _of_caller(step: Step, listening: set[str]) -> Iterator[str]:
+    who, verb = step["who"], step.get("does")
+    if verb == "watch":
+        listening.add(who)
+    elif "event" in step or verb == "unwatch":
+        if who not in listening:
+            yield f"{who} has opened no stream"
+        if verb == "unwatch":
+            listening.discard(who)
+    elif verb is None or verb in ("with_lock", "finish", "look", "close", "cancel", "crash"):
+        yield f"{who} is no actor, so it cannot do this"
+    elif verb == "request" and "gets" not in step:
+        yield "a raw request must say what it gets"
 
 
 def _follow(step: Step, actor: _Actor) -> Iterator[str]:
@@ -211,13 +226,13 @@ def _of_names(steps: Iterable[Step]) -> Iterator[str]:
 
 def _of_requirements(scenario: Scenario) -> Iterator[str]:
     names = {actor.name for actor in scenario.actors}
-    needed = {
-        _NEEDS[verb]
-        for step in scenario.steps
-        if step["who"] in names
-        for verb in (step.get("does"), "sleeps" if "sleeps" in step else None)
-        if verb in _NEEDS
-    }
+    needed: set[str] = set()
+    for step in scenario.steps:
+        words = {step.get("does"), *step, *step.get("with", {})}
+        needs = {_NEEDS[word] for word in words & _NEEDS.keys()}
+        if "/lock-events" in str(step.get("with", {}).get("path")):
+            needs.add("events")
+        needed |= needs if step["who"] in names else needs & {"events"}
     if missing := needed - scenario.requires:
         yield f"does not say that it requires {', '.join(sorted(missing))}"
     superfluous = (scenario.requires & set(_NEEDS.values())) - needed

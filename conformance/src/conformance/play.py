@@ -3,7 +3,7 @@
 In virtual mode nothing waits: between two steps the actors are brought to rest (*settled*: each
 driver is quiet and has no request under way that its gate does not hold), so what is not there then
 will never come.  The only real timer is the patience that turns a hang into a failure.
-While an event stream is open, time goes on from one of the server's comments to the next.
+While an event stream is open, time goes on in pieces, so that comments come as the server sends them.
 In real mode `advance` sleeps.
 """
 
@@ -384,18 +384,13 @@ class Play:
             wait(0.05)
 
     def _let_events_come(self, streams: Sequence[EventStream | Relay]) -> None:
-        """Whatever the server has to tell of what was done is there afterwards.
-
-        A server that answers has written before what it had to write before: two further
-        questions, for the first may have overtaken what was still being sent.
-        """
+        """Whatever the server has to tell of what was done is there afterwards."""
         if not streams:
             return
-        if self.mode is Mode.REAL:
+        if self.target.catch_up is None:
             time.sleep(UNTOLD)
             return
-        for _ in range(2):
-            self.target.send("GET", "/", [], b"")
+        self.target.catch_up()
         for stream in streams:
             stream.take_in(self.patience)
 
@@ -490,6 +485,8 @@ class Play:
         if stream := self._listening.pop(who, None):
             self._check_that_it_was_told(who, stream)
             stream.close()
+            if self.target.catch_up is not None:
+                self.target.catch_up()  # it has noticed
 
     def _told(self, step: Step) -> None:
         """An event on a caller's own stream."""
@@ -637,18 +634,12 @@ class Play:
         if self.mode is Mode.REAL:
             self._sleep(seconds, blocked)
             return
-        end = self._now + seconds
-        while True:
-            comment = COMMENTS * (math.floor(self._now / COMMENTS + 1e-9) + 1)
-            has_stream = any(player.gate.streams() for player in self.players.values())
-            until = min(end, comment) if has_stream else end
-            self._advance_in_slices(until - self._now, blocked)
-            if until == comment:
-                for player in self.players.values():
-                    for stream in player.gate.streams():
-                        stream.comment(b": \n\n")
-            if until >= end:
-                return
+        while any(player.gate.streams() for player in self.players.values()):
+            if seconds <= COMMENTS:
+                break
+            self._advance_in_slices(COMMENTS, blocked)
+            seconds -= COMMENTS
+        self._advance_in_slices(seconds, blocked)
 
     def _advance_in_slices(self, seconds: float, blocked: Player | None) -> None:
         slices = 1
@@ -664,6 +655,7 @@ class Play:
         self._now += seconds
         if self.target.advance is not None:
             self.target.advance(seconds)
+        self._let_events_come([s for player in players for s in player.gate.streams()])
         for player in players:
             player.blocked = player is blocked
             how = {"blocked": True} if player.blocked else {}

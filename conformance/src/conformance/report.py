@@ -119,14 +119,17 @@ def probe(url: str, service_key: str) -> set[str]:
     try:
         target = Target(url.rstrip("/"), {})
         answer = target.send("GET", "/locks/probe", headers, b"")
-        many = target.send("PATCH", "/lock-leases", headers, b"{}")
+        additions = {
+            "renew_many": target.send("PATCH", "/lock-leases", headers, b"{}"),
+            "events": target.send("GET", "/lock-events", headers, b""),
+        }
     except (OSError, ValueError) as error:
         raise BadScenarioError(f"--url: nothing answers at {url}: {error}") from None
     if answer.status in (401, 403):
         raise BadScenarioError(f"--service-key: the server answers {answer.status} to it")
     limit = answer.seen()["headers"].get("x-ratelimit-limit")
     found = {"unlimited"} if limit is None else {"quota"}
-    return found | ({"renew_many"} if many.status not in (404, 405) else set())
+    return found | {name for name, asked in additions.items() if asked.status not in (404, 405)}
 
 
 # ---------------------------------------------------------------- docs/conformance.md

@@ -111,6 +111,9 @@ def complain_of(data: Any, path: Path) -> None:
         _complain(validator("scenario.schema.json", shape), step, path, place)
 
 
+_KINDS = ("sends", "sees", "sleeps", "waits", "event", "hears")
+"""The verbs of a step that has no `does`."""
+
 _ANY_STEP = {"who": "somebody", "sends": "nothing"}
 
 
@@ -128,7 +131,7 @@ def _shape_of(step: Any) -> str | None:
         until = step["does"] == "advance" and "until" in step.get("with", {})
         verb = "advance_until" if until else step["does"]
     else:
-        verb = next((kind for kind in ("sends", "sees", "sleeps") if kind in step), None)
+        verb = next((kind for kind in _KINDS if kind in step), None)
         if verb and step[verb] == "nothing":
             verb += "_nothing"
     return verb if verb in _shapes() else None

@@ -8,6 +8,7 @@ import queue
 import secrets
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -293,7 +294,11 @@ def _play_together(
                     scenario, column = todo.get_nowait()
                 except queue.Empty:
                     break
-                result = worker.play(scenario, column)
+                try:
+                    result = worker.play(scenario, column)
+                except Exception:  # noqa: BLE001 - a fault of ours must not pass for a short run
+                    name = column.name if column else "server"
+                    result = Result(scenario.name, name, Outcome.ERROR, traceback.format_exc())
                 with lock:
                     results.append(result)
                     heard(result)

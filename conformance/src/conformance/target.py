@@ -44,6 +44,8 @@ class Target:
     credentials: Mapping[str, str | None]  # {"valid": "sk-…", "anon": "ak-…", "none": None}
     capabilities: frozenset[str] = frozenset()
     advance: Callable[[float], None] | None = None
+    catch_up: Callable[[], None] | None = None
+    """Returns when such a server has written all events that are due."""
     now: Callable[[], str] | None = None
     """What such a clock shows, as an instant on the wire."""
     key_prefix: str = ""
