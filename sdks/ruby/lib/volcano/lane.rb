@@ -11,8 +11,8 @@ module Volcano
   #   open ── use ── write ──> read_head ──> next_part, next_part, … nil ── rest ── use … ──> close
   #
   # Net::HTTP opens it, with its proxies, TLS and name resolution. What goes over it afterwards is written and read
-  # here: Net::HTTP's own requests cost three times the CPU of ours (benchmarks/ruby.rb), send again what was sent, and
-  # hand out no stream before its end. Of HTTP there is what RFC 9112 asks of a client that reads to the end or hangs up.
+  # here: Net::HTTP's own requests cost twice the CPU of ours and more (benchmarks/ruby.rb), are sent again, and
+  # their answers cannot be read as they come. Of HTTP there is what RFC 9112 asks of a client that reads to the end or hangs up.
   # @api private
   class Lane
     include Discreet
