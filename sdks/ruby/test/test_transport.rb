@@ -189,13 +189,14 @@ class TestTransport < VolcanoTest
     Dir.mktmpdir do |directory|
       tls, certificate = tls_context
       trusted = File.join(directory, "trusted.pem").tap { |path| File.write(path, certificate.to_pem) }
-      @server = ScriptedServer.open(tls: tls)
+      @server = ScriptedServer.open(tls: tls) { |request| request.operation == "watch" ? [request.open_stream_head, request.tell("released"), request.hang] : request.be_good }
       program = "locks = Volcano::Client.new.locks; 3.times { p locks.get('k').held?; sleep(0.05) } rescue puts($!.class, $!.message)"
+      watching = "; Volcano::Client.new.locks.watch(key: 'k') { |event| break puts(event.type) }"
 
-      assert_equal("false\n" * 3, run_program(program, "SSL_CERT_FILE" => trusted))
-      assert_equal([1, 3], [@server.connections, @server.requests.size])
+      assert_equal("#{"false\n" * 3}released\n", run_program(program + watching, "SSL_CERT_FILE" => trusted))
+      assert_equal([2, 4], [@server.connections, @server.requests.size])
       assert_match(/TransportError\nget could not connect to https.*certificate verify failed/, run_program(program, "SSL_CERT_FILE" => "/dev/null"))
-      assert_equal(3, @server.requests.size)
+      assert_equal(4, @server.requests.size)
     end
   end
 
