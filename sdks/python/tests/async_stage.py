@@ -138,11 +138,47 @@ class Sent:
         return keys(self.body) or [self.key]
 
 
+class Stream:
+    """An open stream of events, at whose other end the test is."""
+
+    def __init__(self, clock: ManualClock, attempt: Try) -> None:
+        self._clock = clock
+        self._chunks: list[bytes] = []
+        self._came = anyio.Event()
+        self._is_closed = False
+        self.path = attempt.request.path
+        self.last_id = attempt.request.headers.get("Last-Event-ID")
+
+    def is_open(self) -> bool:
+        return not self._is_closed
+
+    async def say(self, text: str) -> None:
+        """What the server sends; nothing: it ends the stream."""
+        self._chunks.append(text.encode())
+        self._came.set()
+        await settle()
+
+    async def tell(self, kind: str, key: str = "k", watchers: int = 1, number: int = 1) -> None:
+        data = f'{{"key":"{key}","fencing_token":7,"at":"{EXPIRES_AT}","watchers":{watchers}}}'
+        await self.say(f"event: {kind}\nid: {number}\ndata: {data}\n\n")
+
+    async def read(self, until: float) -> bytes:
+        if not self._chunks:
+            self._came = anyio.Event()
+            await self._clock.wait(self._came, until)
+        return self._chunks.pop(0) if self._chunks else b""
+
+    async def aclose(self) -> None:
+        assert self.is_open()
+        self._is_closed = True
+
+
 @dataclass
 class Wire(AsyncTransport):
     """A transport whose answers come from `script`, by operation and in order, else are good.
 
     `takes` is how long each answer of an operation needs, in seconds of the clock.
+    `streams`: those that were opened; where it is None, the server has no events.
     """
 
     clock: ManualClock
@@ -153,6 +189,10 @@ class Wire(AsyncTransport):
     most_in_flight: int = 0
     is_closed: bool = False
     held_back: anyio.Event | None = None
+    streams: list[Stream] | None = None
+
+    def summary(self) -> str:
+        return " ".join(self.operations())
 
     def operations(self) -> list[str]:
         return [one.operation for one in self.sent]
@@ -196,9 +236,13 @@ class Wire(AsyncTransport):
         finally:
             self.in_flight -= 1
 
-    async def stream(self, attempt: Try, *, sent_at: float) -> Outcome:
-        """Where it is not about streams, the server has none."""
-        return await self.exchange(attempt, sent_at=sent_at)
+    async def stream(self, attempt: Try, *, sent_at: float) -> Stream | Outcome:
+        is_scripted = bool(self.script.get("watch"))
+        outcome = await self.exchange(attempt, sent_at=sent_at)
+        if self.streams is None or is_scripted:
+            return outcome
+        self.streams.append(Stream(self.clock, attempt))
+        return self.streams[-1]
 
     def start(self, tasks: TaskGroup) -> None:
         pass
