@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
@@ -90,7 +91,6 @@ class Watches:
         """RuntimeError when the client is closed."""
         subscription = Subscription(filters)
         while True:
-            self._calls.check_open()
             error: VolcanoError | None = None
             opened = await self._open(subscription)
             if isinstance(opened, VolcanoError):
@@ -99,7 +99,7 @@ class Watches:
                 try:
                     for event in subscription.opened():
                         yield event
-                    while chunk := await self._while_open(self._chunk(opened)):
+                    while chunk := await self._while_open(partial(self._chunk, opened)):
                         for event in subscription.received(chunk):
                             yield event
                 except ServerError as useless:
@@ -116,8 +116,8 @@ class Watches:
             request_id=self._calls.request_id(None),
             service_key=self._calls.credential,
         )
-        sent_at = self._clock.now()
-        opened = await self._while_open(self._transport.stream(attempt, sent_at=sent_at))
+        send = partial(self._transport.stream, attempt, sent_at=self._clock.now())
+        opened = await self._while_open(send)
         if isinstance(opened, Answer | Failure):
             return refusal(attempt.request, opened)
         return opened
@@ -130,14 +130,15 @@ class Watches:
         level = logging.INFO if subscription.was_open else logging.WARNING
         log.log(level, "events are asked for again soon: %s", error or "the stream was lost")
         while self._clock.now() < until:
-            await self._while_open(self._clock.wait(anyio.Event(), until))
+            await self._while_open(partial(self._clock.wait, anyio.Event(), until))
 
-    async def _while_open(self, work: Awaitable[_Result]) -> _Result:
-        """What comes of it.  RuntimeError when the client is closed meanwhile."""
+    async def _while_open(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
+        """What comes of it.  RuntimeError when the client is closed, now or meanwhile."""
+        self._calls.check_open()
         with anyio.CancelScope() as scope:
             self._waits[scope] = None
             try:
-                return await work
+                return await work()
             finally:
                 del self._waits[scope]
         raise self._calls.closed()
