@@ -6,8 +6,8 @@ import ssl
 import subprocess
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,19 @@ import anyio
 import httpx
 import pytest
 from anyio import to_thread
-from async_stage import EXPIRES_AT, ManualClock
+from async_stage import EXPIRES_AT, Call, ManualClock
 from pytest_httpserver import HTTPServer
 from werkzeug import Request, Response
 
 from volcano_sdk.async_client import AsyncVolcanoClient
 from volcano_sdk.async_clock import AsyncSystemClock
-from volcano_sdk.async_transport import InjectedTransport, Lanes
+from volcano_sdk.async_transport import (
+    AsyncEventStream,
+    AsyncTransport,
+    InjectedStream,
+    InjectedTransport,
+    Lanes,
+)
 from volcano_sdk.errors import (
     ConflictError,
     ServerError,
@@ -29,7 +35,7 @@ from volcano_sdk.errors import (
     ValidationError,
     VolcanoError,
 )
-from volcano_sdk.operations import Answer, Failure, Outcome, Try, get
+from volcano_sdk.operations import Answer, Failure, Outcome, Try, get, watch
 from volcano_sdk.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -611,3 +617,232 @@ def test_importing_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         import volcano_sdk.async_client  # noqa: F401
+
+
+# --- streams of events ----------------------------------------------------------------------------
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+STREAM = HEAD + b"Transfer-Encoding: chunked\r\n\r\n7\r\n: hello\r\n"
+END = b"0\r\n\r\n"
+
+
+def watching(timeout: float = 5.0) -> Try:
+    request = watch(["k"], [], last_id="", request_id=REQUEST_ID, service_key=KEY)
+    return Try(request, timeout)
+
+
+async def opened(transport: AsyncTransport) -> AsyncEventStream:
+    stream = await transport.stream(watching(), sent_at=soon(0))
+    assert not isinstance(stream, Answer | Failure)
+    return stream
+
+
+def soon(seconds: float = 5.0) -> float:
+    return AsyncSystemClock().now() + seconds
+
+
+def streams(held: Held, *more: bytes) -> Callable[[socket.socket], None]:
+    def script(connection: socket.socket) -> None:
+        connection.recv(65536)
+        for part in (STREAM, *more):
+            connection.sendall(part)
+        held(connection)
+
+    return script
+
+
+@asynccontextmanager
+async def transport_to(url: str, *, is_injected: bool) -> AsyncIterator[AsyncTransport]:
+    if not is_injected:
+        yield Lanes(Settings(url), AsyncSystemClock())
+        return
+    async with httpx.AsyncClient(trust_env=False) as http, anyio.create_task_group() as tasks:
+        transport = InjectedTransport(http, Settings(url), AsyncSystemClock())
+        transport.start(tasks)
+        yield transport
+
+
+@pytest.mark.parametrize("is_injected", [False, True])
+async def test_a_stream_is_read_as_it_comes(is_injected: bool) -> None:
+    held = Held()
+    with serving(streams(held, END)) as server:
+        async with transport_to(server.url, is_injected=is_injected) as transport:
+            stream = await opened(transport)
+
+            assert await stream.read(soon()) == b": hello"
+            assert await stream.read(soon()) == b""
+            await stream.aclose()
+        await happens(held.closed)
+
+
+@pytest.mark.parametrize("is_injected", [False, True])
+async def test_a_stream_of_which_nothing_comes_is_over(is_injected: bool) -> None:
+    held = Held()
+    with serving(streams(held)) as server:
+        async with transport_to(server.url, is_injected=is_injected) as transport:
+            stream = await opened(transport)
+            await stream.read(soon())
+
+            with anyio.fail_after(5):
+                assert await stream.read(soon(0.05)) == b""
+            await stream.aclose()
+        await happens(held.closed)
+
+
+@pytest.mark.parametrize("is_injected", [False, True])
+async def test_a_stream_that_breaks_is_over(is_injected: bool) -> None:
+    def breaks(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(STREAM + b"zz")
+
+    with serving(breaks) as server:
+        async with transport_to(server.url, is_injected=is_injected) as transport:
+            stream = await opened(transport)
+            await stream.read(soon())
+
+            assert await stream.read(soon()) == b""
+            await stream.aclose()
+
+
+@pytest.mark.parametrize("is_injected", [False, True])
+async def test_a_cancelled_reader_closes_its_stream(is_injected: bool) -> None:
+    held = Held()
+    with serving(streams(held)) as server:
+        async with transport_to(server.url, is_injected=is_injected) as transport:
+            stream = await opened(transport)
+            with anyio.move_on_after(0.05):
+                try:
+                    while await stream.read(soon()):
+                        pass
+                finally:
+                    await stream.aclose()
+
+            await happens(held.closed)
+
+
+async def test_closing_closes_what_streams() -> None:
+    held = Held()
+    with serving(streams(held)) as server:
+        lanes = Lanes(Settings(server.url), AsyncSystemClock())
+        stream = await opened(lanes)
+        await stream.read(soon())
+
+        await lanes.aclose()
+
+        await happens(held.closed)
+        with anyio.fail_after(5):
+            assert await stream.read(soon()) == b""
+        await stream.aclose()
+        assert lanes._streaming == {}
+
+
+@pytest.mark.parametrize("is_injected", [False, True])
+async def test_what_is_no_stream_is_an_answer(is_injected: bool) -> None:
+    refusal = b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}"
+    with serving(answers(refusal)) as server:
+        async with transport_to(server.url, is_injected=is_injected) as transport:
+            answer = await transport.stream(watching(), sent_at=soon(0))
+
+    assert isinstance(answer, Answer)
+    assert (answer.status, answer.body) == (404, b"{}")
+
+
+@pytest.mark.parametrize("is_injected", [False, True])
+async def test_a_stream_that_cannot_be_opened_is_a_failure(is_injected: bool) -> None:
+    with serving(answers(b"hello\r\n\r\n")) as server:
+        async with transport_to(server.url, is_injected=is_injected) as transport:
+            outcome = await transport.stream(watching(), sent_at=soon(0))
+
+    assert isinstance(outcome, Failure)
+
+
+@pytest.mark.parametrize("is_injected", [False, True])
+async def test_a_stream_that_nobody_opens_in_time_is_a_failure(is_injected: bool) -> None:
+    held = Held()
+    with serving(held) as server:
+        async with transport_to(server.url, is_injected=is_injected) as transport:
+            outcome = await transport.stream(watching(0.05), sent_at=soon(0))
+            assert isinstance(outcome, Failure)
+            server.close()
+            if is_injected:
+                await _cut_off(transport)
+
+
+async def _cut_off(transport: AsyncTransport) -> None:
+    assert isinstance(transport, InjectedTransport)
+    for running in transport._running.values():
+        running.cancel()
+
+
+async def test_an_injected_client_streams_outside_of_async_with() -> None:
+    async with mocked(lambda _: httpx.Response(200, headers=EVENTS, content=b": x\n")) as http:
+        transport = InjectedTransport(http, Settings("http://volcano.test"), AsyncSystemClock())
+        stream = await opened(transport)
+
+        assert await stream.read(soon()) == b": x\n"
+        await stream.aclose()
+
+
+EVENTS = {"Content-Type": "text/event-stream"}
+
+
+async def test_an_injected_stream_that_opens_when_nobody_waits_for_it_is_closed() -> None:
+    clock, goes_on, body = ManualClock(), anyio.Event(), Body()
+
+    async def handle(_: httpx.Request) -> httpx.Response:
+        await goes_on.wait()
+        return httpx.Response(200, headers=EVENTS, stream=body)
+
+    async with mocked(handle) as http, anyio.create_task_group() as tasks:
+        transport = InjectedTransport(http, Settings("http://volcano.test"), clock)
+        transport.start(tasks)
+        call = Call(tasks, lambda: transport.stream(watching(5), sent_at=clock.now()))
+        await clock.advance(5)
+        assert isinstance(call.value, Failure)
+        goes_on.set()
+
+    assert body.is_closed
+
+
+async def test_an_injected_stream_that_opens_as_its_caller_is_cancelled_is_closed() -> None:
+    body = Body()
+
+    async def handle(_: httpx.Request) -> httpx.Response:
+        call.scope.cancel()
+        return httpx.Response(200, headers=EVENTS, stream=body)
+
+    async with mocked(handle) as http, anyio.create_task_group() as tasks:
+        transport = InjectedTransport(http, Settings("http://volcano.test"), AsyncSystemClock())
+        transport.start(tasks)
+        call = Call(tasks, lambda: transport.stream(watching(), sent_at=soon(0)))
+
+    assert call.was_cancelled
+    assert body.is_closed
+
+
+class Body(httpx.AsyncByteStream):
+    is_closed = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b": x\n"
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+async def test_of_a_successor_of_httpx_a_stream_may_have_empty_parts_and_end_in_any_way() -> None:
+    class Response:
+        async def aiter_bytes(self) -> AsyncIterator[bytes]:
+            yield b""
+            yield b": x\n"
+            try:
+                await anyio.sleep_forever()
+            except BaseException:
+                raise ZeroDivisionError from None
+
+    async with AsyncExitStack() as opening:
+        stream = InjectedStream(opening, Response(), AsyncSystemClock())
+
+        assert await stream.read(soon()) == b": x\n"
+        await stream.aclose()
+        assert await stream.read(soon()) == b""

@@ -22,7 +22,7 @@ from volcano_sdk.lane import Connection, Lane, Shield
 from volcano_sdk.operations import Answer, Failure, Outcome, Try
 from volcano_sdk.settings import Settings
 from volcano_sdk.threads import Timer, TimerThread
-from volcano_sdk.transport import Injected, Lanes
+from volcano_sdk.transport import EventStream, Injected, Lanes
 
 PATIENCE = 10.0
 TOKEN = "4b5c3f7e-8f0c-4c3b-9a55-0d9d3c0f7a11"
@@ -942,3 +942,171 @@ def test_a_successor_of_httpx_is_known_by_its_names() -> None:
 
     assert isinstance(failure, Failure)
     assert not failure.reached
+
+
+# --- streams of events
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
+STREAM = HEAD + b"Transfer-Encoding: chunked\r\n\r\n7\r\n: hello\r\n"
+END = b"0\r\n\r\n"
+
+
+def watching(timeout: float = PATIENCE) -> Try:
+    request = operations.watch(["k"], [], last_id="", request_id=TOKEN, service_key="sk-wire")
+    return Try(request, timeout)
+
+
+def soon(seconds: float = PATIENCE) -> float:
+    return SystemClock().now() + seconds
+
+
+def opened(wire: Lanes | Injected) -> EventStream:
+    stream = wire.stream(watching())
+    assert not isinstance(stream, Answer | Failure)
+    return stream
+
+
+def until_closed(connection: socket.socket) -> None:
+    connection.recv(1)
+
+
+def test_a_stream_is_read_as_it_comes(serve: Callable[..., RawServer]) -> None:
+    server = serve(answers(STREAM, then=lambda connection: connection.sendall(END)), answers(OK))
+    wire = lanes(server.url)
+
+    stream = opened(wire)
+
+    assert stream.read(soon()) == b": hello"
+    assert stream.read(soon()) == b""
+    stream.close()
+    assert isinstance(wire.exchange(attempt()), Answer)
+    assert server.connections == 2
+    wire.close()
+
+
+def test_a_stream_of_which_nothing_comes_is_over(serve: Callable[..., RawServer]) -> None:
+    wire = lanes(serve(answers(STREAM, then=until_closed)).url)
+    stream = opened(wire)
+    stream.read(soon())
+
+    started = time.monotonic()
+    assert stream.read(soon(0.1)) == b""
+
+    assert time.monotonic() - started < 5
+    stream.close()
+
+
+@pytest.mark.parametrize("is_injected", [False, True])
+def test_a_stream_is_shut_from_another_thread(
+    serve: Callable[..., RawServer], is_injected: bool
+) -> None:
+    url = serve(answers(STREAM, then=until_closed)).url
+    with httpx.Client(trust_env=False) as client:
+        settings = Settings(url, service_key="sk-wire")
+        wire = Injected(client, settings, real_timers()) if is_injected else lanes(url)
+        stream = opened(wire)
+        stream.read(soon())
+        read: list[bytes] = []
+        reader = threading.Thread(target=lambda: read.append(stream.read(soon())))
+        reader.start()
+        time.sleep(0.05)  # mostly it is in its read by then; it must end in any case
+
+        stream.shut()
+        reader.join(5)
+
+        assert read == [b""]
+        stream.close()
+
+
+def test_a_stream_whose_try_is_abandoned_is_not_opened(serve: Callable[..., RawServer]) -> None:
+    server = serve(hangs)
+    wire, hung = lanes(server.url), watching()
+    outcomes: list[object] = []
+    thread = threading.Thread(target=lambda: outcomes.append(wire.stream(hung)))
+    thread.start()
+    while not server.connections:
+        time.sleep(0.01)
+
+    while thread.is_alive():
+        wire.abandon(hung)
+        thread.join(0.01)
+
+    assert isinstance(outcomes[0], Failure)
+
+
+def test_what_is_no_stream_is_an_answer(serve: Callable[..., RawServer]) -> None:
+    refusal = b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}"
+    wire = lanes(serve(answers(refusal)).url)
+
+    answer = wire.stream(watching())
+
+    assert isinstance(answer, Answer)
+    assert (answer.status, answer.body) == (404, b"{}")
+
+
+def test_no_stream_is_opened_by_a_closed_transport() -> None:
+    wire = lanes("http://127.0.0.1:1")
+    wire.close()
+
+    failure = wire.stream(watching())
+
+    assert isinstance(failure, Failure)
+    assert not failure.reached
+
+
+def test_closing_ends_an_open_stream(serve: Callable[..., RawServer]) -> None:
+    wire = lanes(serve(answers(STREAM, then=until_closed)).url)
+    stream = opened(wire)
+    stream.read(soon())
+
+    wire.close()
+
+    assert stream.read(soon()) == b""
+    stream.close()
+
+
+def streaming(*parts: bytes, status: int = 200) -> Injected:
+    class Body(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            yield from parts
+            raise httpx.ReadError("reset")
+
+    kind = "text/event-stream" if status == 200 else "application/json"
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        assert request.extensions["timeout"]["read"] == 40.0
+        return httpx.Response(status, headers={"Content-Type": kind}, stream=Body())
+
+    return injected(handle)
+
+
+def test_a_stream_of_an_injected_client_is_read_as_it_comes() -> None:
+    stream = opened(streaming(b": hello\n", b"", b"data: {}\n"))
+
+    assert stream.read(soon()) == b": hello\n"
+    assert stream.read(soon()) == b"data: {}\n"
+    assert stream.read(soon()) == b""
+    stream.close()
+
+
+def test_an_injected_stream_that_was_shut_is_over_though_nothing_can_wake_it() -> None:
+    stream = opened(streaming(b": hello\n"))
+
+    stream.shut()
+
+    assert stream.read(soon()) == b""
+    stream.close()
+
+
+def test_what_is_no_stream_of_an_injected_client_is_an_answer() -> None:
+    answer = injected(lambda _: httpx.Response(404, content=b"{}")).stream(watching())
+
+    assert isinstance(answer, Answer)
+    assert (answer.status, answer.body) == (404, b"{}")
+
+
+def test_an_injected_stream_that_cannot_be_opened_is_a_failure() -> None:
+    wire = streaming(status=503)
+
+    assert isinstance(wire.stream(watching()), Failure)
+    wire.abandon(watching())

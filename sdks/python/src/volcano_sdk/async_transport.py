@@ -241,8 +241,12 @@ class InjectedTransport:
                 else:
                     self._tasks.start_soon(open_stream)
                     await ended.wait()
-        finally:
-            is_awaited = ended.is_set()
+        except BaseException:
+            is_awaited = False
+            if isinstance(outcome, InjectedStream):  # it came together with a cancellation
+                await outcome.aclose()
+            raise
+        is_awaited = ended.is_set()
         return outcome
 
     async def aclose(self) -> None:
