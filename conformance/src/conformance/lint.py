@@ -229,6 +229,8 @@ def _of_requirements(scenario: Scenario) -> Iterator[str]:
     needed: set[str] = set()
     for step in scenario.steps:
         words = {step.get("does"), *step, *step.get("with", {})}
+        if step.get("waits") == "nothing":
+            words.remove("waits")  # true of every SDK
         needs = {_NEEDS[word] for word in words & _NEEDS.keys()}
         if "/lock-events" in str(step.get("with", {}).get("path")):
             needs.add("events")
