@@ -15,7 +15,7 @@ import anyio
 import httpx
 import pytest
 from anyio import to_thread
-from async_stage import EXPIRES_AT, Call, ManualClock
+from async_stage import EXPIRES_AT, Call, ManualClock, settle
 from pytest_httpserver import HTTPServer
 from werkzeug import Request, Response
 
@@ -804,6 +804,27 @@ async def test_an_injected_stream_that_opens_when_nobody_waits_for_it_is_closed(
     assert body.is_closed
 
 
+async def test_an_injected_streams_opening_is_left_to_end_by_itself() -> None:
+    """A cancelled request could leave the caller's pool dead."""
+    goes_on, body = anyio.Event(), Body()
+
+    async def handle(_: httpx.Request) -> httpx.Response:
+        await goes_on.wait()
+        return httpx.Response(200, headers=EVENTS, stream=body)
+
+    async with mocked(handle) as http, anyio.create_task_group() as tasks:
+        transport = InjectedTransport(http, Settings("http://volcano.test"), AsyncSystemClock())
+        transport.start(tasks)
+        call = Call(tasks, lambda: transport.stream(watching(), sent_at=soon(0)))
+        await settle()
+        call.scope.cancel()
+        await settle()
+        assert call.was_cancelled
+        goes_on.set()
+
+    assert body.is_closed
+
+
 async def test_an_injected_stream_that_opens_as_its_caller_is_cancelled_is_closed() -> None:
     body = Body()
 
@@ -837,8 +858,8 @@ async def test_of_a_successor_of_httpx_a_stream_may_have_empty_parts_and_end_in_
             yield b": x\n"
             try:
                 await anyio.sleep_forever()
-            except BaseException:
-                raise ZeroDivisionError from None
+            finally:
+                raise ZeroDivisionError
 
     async with AsyncExitStack() as opening:
         stream = InjectedStream(opening, Response(), AsyncSystemClock())

@@ -499,6 +499,20 @@ def test_a_forgotten_transport_closes_its_sockets_without_a_word(
     wire.close()
 
 
+def test_an_exchange_in_whose_middle_the_process_forked_leaves_the_parents_connection() -> None:
+    wire = lanes("http://127.0.0.1:1")
+    lane = wire._take()
+    ours, theirs = socket.socketpair()
+    lane.use(ours)
+
+    wire.forget()
+    wire.give(lane)
+
+    assert ours.fileno() == -1  # our copy of it; the parent's goes on
+    assert lane._socket is ours
+    theirs.close()
+
+
 def test_a_transport_that_is_dropped_closes_its_connections(
     serve: Callable[..., RawServer],
 ) -> None:
@@ -605,6 +619,7 @@ def test_a_wait_on_a_connection_that_is_none_is_an_error_of_the_network() -> Non
 
     with pytest.raises(httpcore.ReadError, match="not connected"):
         Connection(lane).read(10)
+    assert lane.is_readable()
     lane.close()
 
 

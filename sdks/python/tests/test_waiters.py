@@ -128,6 +128,17 @@ def test_when_the_time_is_over_it_is_contention(threads: ThreadsStage) -> None:
     assert not stream.is_open()
 
 
+def test_it_may_wait_for_ever(threads: ThreadsStage) -> None:
+    threads.script(acquire=[HELD, HELD])
+    call = threads.call(acquire(threads, wait=float("inf")))
+    stream = waits(threads)
+    assert threads.sleeps() == [40.0]
+
+    stream.tell("lapsed")
+
+    assert call.error is None
+
+
 def test_a_first_try_that_took_longer_than_the_wait_is_the_last(threads: ThreadsStage) -> None:
     def slow(sent_at: float) -> Any:
         threads.timers._now += 3
