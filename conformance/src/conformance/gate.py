@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
 from pytest_httpserver.httpserver import HTTPServerBase
 from werkzeug import Request, Response
-from werkzeug.serving import ThreadedWSGIServer
+from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
 from conformance.stream import Event, EventStream
 from conformance.target import Answer, Headers
@@ -366,11 +366,15 @@ class Relay:
         self.on_change()
 
 
+class _Handler(WSGIRequestHandler):
+    protocol_version = "HTTP/1.0"  # a stream is written as it is, not in chunks
+
+
 class _Server(ThreadedWSGIServer):
     """Knows which connections were accepted and have not brought a request yet."""
 
     def __init__(self, app: Any) -> None:
-        super().__init__("127.0.0.1", 0, app)
+        super().__init__("127.0.0.1", 0, app, handler=_Handler)
         self.changed = threading.Condition()
         self.arriving: set[Any] = set()
 
