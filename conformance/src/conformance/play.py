@@ -340,6 +340,8 @@ class Play:
             if found := player.gate.parked_event():
                 raise MismatchError("event", "nothing", str(found[1]))
             return
+        if self.target.catch_up is not None:
+            self._let_events_come(player.gate.streams())  # on all of them, so that the order is known
         found = self._soon(player.gate.parked_event, player.gate.wait_for_change)
         if found is None:
             raise MismatchError("event", step["event"], self._instead(player))
