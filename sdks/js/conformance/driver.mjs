@@ -184,7 +184,7 @@ class Cancelled extends Error {}
 const ARGUMENT = /^(key|prefix|ttl|wait|token|requestId|lease|signal|options|callback) /;
 
 function nameOf(error) {
-  if (error instanceof VolcanoError) return error.name;
+  if (error instanceof VolcanoError) return error.message === 'this client is closed' ? 'Closed' : error.name;
   if (error instanceof BodyError) return 'BodyError';
   if (error instanceof Cancelled) return 'Cancelled';
   const isArgument = (error instanceof TypeError || error instanceof RangeError) && ARGUMENT.test(error.message);
