@@ -97,7 +97,7 @@ class VirtualClock:
         self._now += seconds
 
     async def advance(self, seconds: float) -> None:
-        end = self._now + seconds
+        end = round(self._now + seconds, 9)  # many small steps end where one large one does
         await quiet()
         while due := [sleep for sleep in self.pending if sleep.at <= end]:
             first = min(due, key=lambda sleep: sleep.at)

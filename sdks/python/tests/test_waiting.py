@@ -427,6 +427,21 @@ def test_a_key_is_read_when_its_lease_and_grace_are_over(
     assert stage.turn(waiter) == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_read_before_the_end_of_a_lease_does_not_stand_for_the_one_at_its_end(
+    stage: Stage,
+) -> None:
+    waiter = stage.join()
+    stage.now += 3
+    stage.jitter = -1.0
+    stage.reads(waiter, is_held(1.5))
+    assert stage.turn(waiter) == 1.0
+    stage.now += 1
+    stage.jitter = 0.0
+    stage.reads(waiter, is_held(1.5))
+
+    assert stage.turn(waiter) == pytest.approx(2.5, abs=1e-5)
+
+
 def test_a_wall_clock_that_goes_before_is_no_reason_to_read_without_a_pause(stage: Stage) -> None:
     waiter = stage.join()
     stage.now += 3

@@ -76,7 +76,7 @@ class _Line:
         self.not_before = -math.inf
         self.failures = 0
         self.watchers = 1
-        self.expires_at: datetime | None = None
+        self.overdue: datetime | None = None  # read once more soon: our clock may be fast
 
     @property
     def first(self) -> Waiter:
@@ -194,11 +194,12 @@ class Waiting:
         if not state.held:
             line.try_soon(now)
         at = self._next_read(waiter.key, now)
-        expires_at = state.expires_at
-        if expires_at is not None and expires_at != line.expires_at and at < math.inf:
-            line.expires_at = expires_at  # once for each: our clock may go before the server's
-            left = expires_at.timestamp() + GRACE - wall
-            at = min(at, now + max(left, _SOONEST_READ))
+        if state.expires_at is not None and at < math.inf:
+            left = state.expires_at.timestamp() + GRACE - wall
+            if left > 0 or state.expires_at != line.overdue:
+                at = min(at, now + max(left, _SOONEST_READ))
+            if left <= 0:
+                line.overdue = state.expires_at
         line.read_soon(at)
 
     def _next_read(self, key: str, now: float) -> float:
