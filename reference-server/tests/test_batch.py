@@ -29,7 +29,7 @@ from volcano_server.lease import (
     SlotKey,
     Write,
 )
-from volcano_server.problems import LOCK_OWNERSHIP_LOST
+from volcano_server.problems import LOCK_HELD, LOCK_OWNERSHIP_LOST
 from volcano_server.stores.memory import MemoryStore
 from volcano_server.stores.sqlite import SqliteStore
 from volcano_server.stores.store import StoreUnavailableError
@@ -160,6 +160,22 @@ async def refusal(answer: Awaitable[Answer]) -> str:
     with pytest.raises(StoreUnavailableError) as caught:
         await answer
     return str(caught.value)
+
+
+class Heard:
+    """A receiver that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Answer | Exception] = []
+
+    def done(self) -> bool:
+        return bool(self.told)
+
+    def set_result(self, answer: Answer) -> None:
+        self.told.append(answer)
+
+    def set_exception(self, error: Exception) -> None:
+        self.told.append(error)
 
 
 # Collecting.
@@ -781,3 +797,51 @@ async def test_many_clients_at_once_over_sqlite_never_share_a_lock(tmp_path: Pat
     assert tokens == sorted(set(tokens))
     await queue.close()
     await store.close()
+
+
+# Receivers.
+
+
+async def test_receivers_are_told_in_their_order_and_without_a_turn_of_the_loop_each(
+    queue: BatchQueue, store: HeldStore
+) -> None:
+    first, second, third = Heard(), Heard(), Heard()
+    queue.submit_for(first, acquire("a"))
+    queue.submit_for(second, Acquire(SlotKey("shop", "a"), "bob", 30))
+    queue.submit_for(third, read("a"))
+    reading, writing = await store.next_job(), await store.next_job()
+    reading.proceed()
+    writing.proceed()
+
+    await until(first.done)
+
+    assert [type(told) for told in first.told] == [Granted]
+    assert second.told == [LOCK_HELD]
+    assert third.told == [Free()]
+
+
+async def test_a_receiver_is_told_once(
+    queue: BatchQueue, store: HeldStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the timer, or else by the store."""
+    overdue = Heard()
+    queue.submit_for(overdue, acquire("a"))
+    job = await store.next_job()
+    move_time(monkeypatch, 5.1)
+    await until(overdue.done)
+
+    job.proceed()
+    await settle()
+
+    assert [type(told) for told in overdue.told] == [StoreUnavailableError]
+
+
+async def test_a_queue_that_is_full_tells_no_receiver(store: HeldStore) -> None:
+    """Whoever asks hears it and tells."""
+    heard = Heard()
+    queue = BatchQueue(store, most_waiting=0)
+
+    with pytest.raises(StoreUnavailableError):
+        queue.submit_for(heard, acquire("a"))
+
+    assert heard.told == []

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import httpx
@@ -13,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from volcano_server import serving
-from volcano_server.serving import JsonProtocol, JsonServer, bind, url_of
+from volcano_server.serving import JsonProtocol, JsonServer, Reply, bind, url_of
 from volcano_server.settings import SettingError
 from volcano_server.testing import running_server
 
@@ -343,22 +344,28 @@ class Direct:
     def __init__(self) -> None:
         self.whole_requests = self
         self.asked: list[tuple[bytes, dict[bytes, bytes], bytes]] = []
-        self.answers: list[asyncio.Future[bytes]] = []
+        self.answers: list[Callable[[bytes], None]] = []
         self.by_asgi: list[str] = []
         self.is_prompt = False
+        self.is_faulty = False
 
     def find_whole(self, method: bytes, url: bytes) -> bytes | None:
         return method + b" " + url if url.startswith(b"/locks/") else None
 
-    async def answer_whole(
-        self, target: bytes, headers: dict[bytes, bytes], body: bytes
-    ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    def answer_whole(
+        self, target: bytes, headers: dict[bytes, bytes], body: bytes, tell: Callable[[Reply], None]
+    ) -> None:
         self.asked.append((target, headers, body))
+        if self.is_faulty:
+            raise RuntimeError("a fault of ours")
         if self.is_prompt:
-            return 204, [], b""
-        self.answers.append(asyncio.get_running_loop().create_future())
-        content = await self.answers[-1]
-        return 200, [(b"content-length", b"%d" % len(content))], content
+            tell((204, [], b""))
+            return
+
+        def answer(content: bytes) -> None:
+            tell((200, [(b"content-length", b"%d" % len(content))], content))
+
+        self.answers.append(answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.by_asgi.append(scope["path"])
@@ -389,7 +396,7 @@ async def test_a_request_that_came_whole_is_answered_directly_and_in_one_packet(
     headers = {b"host": b"a", b"x-volcano-lock-token": b"1", b"content-length": b"2"}
     assert app.asked == [(b"POST /locks/a", headers, b"{}")]
     assert wire.written == []
-    app.answers[0].set_result(b"granted")
+    app.answers[0](b"granted")
     await turns()
 
     assert wire.written == [answered(b"granted")]
@@ -430,7 +437,7 @@ async def test_pipelined_requests_are_answered_in_their_order() -> None:
     protocol.data_received(request("/locks/a") + request("/locks/b") + request("/locks/c"))
     await turns()
     assert ([target for target, _, _ in app.asked], app.by_asgi) == ([b"POST /locks/a"], [])
-    app.answers[0].set_result(b"a")
+    app.answers[0](b"a")
     await turns()
 
     assert wire.written[0] == answered(b"a")
@@ -462,7 +469,7 @@ async def test_a_stop_lets_a_whole_request_finish_and_closes_its_connection() ->
 
     protocol.shutdown()
     assert not wire.is_closing()
-    app.answers[0].set_result(b"a")
+    app.answers[0](b"a")
     await turns()
 
     assert wire.is_closing()
@@ -476,7 +483,7 @@ async def test_nothing_is_written_to_a_client_that_is_gone() -> None:
     protocol.data_received(request("/locks/a"))
 
     protocol.connection_lost(None)
-    app.answers[0].set_result(b"a")
+    app.answers[0](b"a")
     await turns()
 
     assert wire.written == []
@@ -500,11 +507,10 @@ async def test_a_client_that_reads_nothing_is_waited_for() -> None:
 
 async def test_a_fault_in_a_whole_request_closes_its_connection() -> None:
     app = Direct()
+    app.is_faulty = True
     protocol, wire = connect(app, asyncio.get_running_loop())
-    protocol.data_received(request("/locks/a"))
 
-    app.answers[0].set_exception(RuntimeError("a fault of ours"))
-    await turns()
+    protocol.data_received(request("/locks/a"))
 
     assert (wire.written, wire.closed) == ([], True)
     protocol.connection_lost(None)
@@ -516,7 +522,7 @@ async def test_what_is_no_http_after_a_whole_request_waits_for_its_answer() -> N
 
     protocol.data_received(request("/locks/a") + b"nonsense\r\n\r\n")
     assert wire.written == []
-    app.answers[0].set_result(b"a")
+    app.answers[0](b"a")
     await turns()
 
     assert wire.written[0].startswith(b"HTTP/1.1 200 OK\r\n")

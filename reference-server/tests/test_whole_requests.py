@@ -14,11 +14,13 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from volcano_server import wire
 from volcano_server.access import Access, Caller
 from volcano_server.app import create_app
 from volcano_server.clock import ManualClock
-from volcano_server.lease import Answer, Write
+from volcano_server.lease import Answer, Free, Write
 from volcano_server.logs import Log
+from volcano_server.service import Outcome, _Waiting
 from volcano_server.serving import JsonProtocol, JsonServer
 from volcano_server.settings import Settings
 from volcano_server.stores.memory import MemoryStore
@@ -119,8 +121,8 @@ class Server:
         config = JsonServer(self).config
         config.load()
         protocol = JsonProtocol(config, ServerState(), {}, asyncio.get_running_loop())
-        wire = Wire()
-        protocol.connection_made(wire)
+        connection = Wire()
+        protocol.connection_made(connection)
         found = []
         async with self._app.router.lifespan_context(self._app):
             self.asked_by_asgi.clear()
@@ -128,8 +130,8 @@ class Server:
                 protocol.data_received(each)
                 for _ in range(30):
                     await asyncio.sleep(0)
-                found.append(wire.written)
-                wire.written = b""
+                found.append(connection.written)
+                connection.written = b""
         protocol.connection_lost(None)
         return found
 
@@ -265,3 +267,40 @@ async def test_the_quota_is_counted_and_told_the_same() -> None:
         b"x-ratelimit-remaining: %d\r\n" % left in answers[at]
         for at, left in enumerate((1, 0, 0, 0))
     ] == [True] * 4
+
+
+async def test_a_fault_in_an_answer_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers of one batch are made one after the other."""
+    server = Server(by_asgi=False)
+    timestamp = wire.timestamp
+
+    def faulty(instant: int) -> str:
+        monkeypatch.setattr(wire, "timestamp", timestamp)
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(wire, "timestamp", faulty)
+    answers = await asyncio.gather(
+        *(server.answers([request("POST", f"/locks/{key}/lease", TTL)]) for key in "abc")
+    )
+
+    assert [int(answer.split()[1]) for (answer,) in answers] == [500, 201, 201]
+    assert [line["event"] for line in server.logged() if line["level"] == "error"] == [
+        "internal_error",
+        "request",
+    ]
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_who_was_told_is_not_waiting(is_refused: bool) -> None:
+    """The queue asks before it tells: the timer and the store may both have an answer."""
+    told: list[Outcome] = []
+    waiting = _Waiting(told.append, ACCESS[KEY], None)
+    assert not waiting.done()
+
+    if is_refused:
+        waiting.set_exception(StoreUnavailableError("overdue"))
+    else:
+        waiting.set_result(Free())
+
+    assert waiting.done()
+    assert [outcome.caller for outcome in told] == [ACCESS[KEY]]

@@ -20,7 +20,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from volcano_server.lease import Answer, Command, Read, Write
 from volcano_server.stores.store import Store, StoreUnavailableError
@@ -34,8 +34,21 @@ _MANY = 16
 C = TypeVar("C", bound=Command)
 
 
+class Receiver(Protocol):
+    """Takes the answer to one command: a future, or what does with less.
+
+    It is called while others wait for theirs, so nothing may be raised.
+    """
+
+    def done(self) -> bool: ...
+
+    def set_result(self, answer: Answer, /) -> None: ...
+
+    def set_exception(self, error: Exception, /) -> None: ...
+
+
 class _Answers:
-    """Takes the answers to commands that share a batch, as a future takes one; they come in order.
+    """Takes the answers to commands that share a batch; they come in order.
 
     A future for each, and a callback on each, would cost more than to decide it.
     """
@@ -68,7 +81,7 @@ class _Request(Generic[C]):
 
     command: C
     due: float
-    answer: asyncio.Future[Answer] | _Answers
+    answer: Receiver
     follows: bool = False
 
     def fail(self, error: Exception) -> None:
@@ -125,16 +138,22 @@ class BatchQueue:
 
         The command of a caller who is cancelled meanwhile is applied or not, as it happens.
         """
-        self._make_sure_of_room(1)
-        loop = asyncio.get_running_loop()
-        due = loop.time() + self._patience
-        answer: asyncio.Future[Answer] = loop.create_future()
-        if isinstance(command, Read):
-            self._reads.append(_Request(command, due, answer))
-        else:
-            self._writes.append(_Request(command, due, answer))
-        self._see_to_it(due)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.submit_for(answer, command)
         return answer
+
+    def submit_for(self, receiver: Receiver, command: Command) -> None:
+        """The same with the answer, or StoreUnavailableError, for a receiver.
+
+        Raises StoreUnavailableError; then it is for the caller to tell.
+        """
+        self._make_sure_of_room(1)
+        due = asyncio.get_running_loop().time() + self._patience
+        if isinstance(command, Read):
+            self._reads.append(_Request(command, due, receiver))
+        else:
+            self._writes.append(_Request(command, due, receiver))
+        self._see_to_it(due)
 
     def submit_all(self, commands: Sequence[Write]) -> Awaitable[list[Answer]]:
         """The answers to commands that are decided in their order and in one batch.

@@ -17,7 +17,7 @@ import json
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Coroutine, Generator, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from functools import cache
 from importlib import resources
 from itertools import accumulate
@@ -52,6 +52,7 @@ from volcano_server.service import (
     STORE_UNAVAILABLE,
     BodyTooLargeError,
     BodyTooSlowError,
+    ClientGoneError,
     LockRequest,
     LockService,
     Operation,
@@ -122,35 +123,34 @@ class LockRoutes:
         operation = (_LEASE_METHODS if lease else _KEY_METHODS).get(method.decode())
         return None if operation is None else (url, key_segment, operation)
 
-    async def answer_whole(
-        self, target: "_WholeTarget", headers: Mapping[bytes, bytes], body: bytes
-    ) -> wire.Reply:
+    def answer_whole(
+        self,
+        target: "_WholeTarget",
+        headers: Mapping[bytes, bytes],
+        body: bytes,
+        tell: Callable[[wire.Reply], None],
+    ) -> None:
         """What `answer` does, for a request that is here in full; its headers came once each."""
         started = perf_counter()
         path, key_segment, operation = target
-
-        async def read_body() -> bytes:
-            if len(body) > wire.BODY_LIMIT:
-                raise BodyTooLargeError(wire.BODY_LIMIT)
-            return body
-
-        request_id = headers.get(b"x-volcano-request-id")
         request = LockRequest(
             operation,
+            path,
             key_segment,
             headers.get(b"authorization"),
             headers.get(b"x-volcano-lock-token"),
-            request_id,
+            headers.get(b"x-volcano-request-id"),
             None,
-            read_body,
         )
-        outcome = await self._outcome(request, path)
-        assert not isinstance(outcome.answer, Subscription)
-        reply = _reply(outcome.answer, operation, outcome.spent)
-        self._observe(request, outcome, reply[0], perf_counter() - started)
-        if request_id is not None and wire.is_request_id(request_id):
-            reply[1].append((b"x-volcano-request-id", request_id))
-        return reply
+
+        def tell_reply(outcome: Outcome) -> None:
+            try:
+                reply = self._reply(request, outcome, started)
+            except Exception as fault:  # noqa: BLE001 - others wait behind this one for theirs
+                reply = self._reply(request, Outcome(INTERNAL_ERROR, fault=fault), started)
+            tell(reply)
+
+        self._service.answer_whole(request, body, tell_reply)
 
     async def answer(self, target: "_Target", scope: Scope, receive: Receive, send: Send) -> None:
         key_segment, methods = target
@@ -159,7 +159,8 @@ class LockRoutes:
             allowed = ", ".join(methods)
             reply = wire.problem_reply(method_not_allowed(scope["method"], allowed))
             reply[1].append((b"allow", allowed.encode()))
-            await _send(send, reply, _request_id(scope))
+            _add_request_id(reply, _request_id(scope))
+            await _send(send, reply)
             return
         started = perf_counter()
         headers = dict(scope["headers"])
@@ -171,36 +172,36 @@ class LockRoutes:
         )
         request = LockRequest(
             operation,
+            _raw_path(scope),
             key_segment,
             headers.get(b"authorization"),
             headers.get(b"x-volcano-lock-token"),
             headers.get(b"x-volcano-request-id"),
             None if len(headers) == len(scope["headers"]) else _repeated(scope),
-            body.read,
         )
         if operation is Operation.EVENTS:
             request.last_event_id = headers.get(b"last-event-id", b"").decode("latin-1") or None
         try:
-            outcome = await self._outcome(request, _raw_path(scope))
-        except _ClientGoneError:
+            outcome = await self._service.answer(request, body.read)
+        except ClientGoneError:
             return
         if isinstance(outcome.answer, Subscription):
             await self._stream(outcome.answer, request, outcome, started, (scope, receive, send))
             return
-        reply = _reply(outcome.answer, operation, outcome.spent)
+        reply = self._reply(request, outcome, started)
         if body.unread:
             reply[1].append(_CLOSE)
-        self._observe(request, outcome, reply[0], perf_counter() - started)
-        await _send(send, reply, request.request_id)
+        await _send(send, reply)
 
-    async def _outcome(self, request: LockRequest, path: bytes) -> Outcome:
-        try:
-            return await self._service.answer(request)
-        except _ClientGoneError:
-            raise
-        except Exception:  # noqa: BLE001 - the client gets JSON, the operator the traceback
-            self._log.trouble("internal_error", path=_printable_segment(path), exc_info=True)
-            return Outcome(INTERNAL_ERROR)
+    def _reply(self, request: LockRequest, outcome: Outcome, started: float) -> wire.Reply:
+        """The whole answer; it is counted and logged."""
+        assert not isinstance(outcome.answer, Subscription)
+        reply = wire.reply(outcome.answer, created=request.operation is Operation.ACQUIRE)
+        if outcome.spent is not None:
+            reply[1].extend(_quota_headers(outcome.spent))
+        self._observe(request, outcome, reply[0], perf_counter() - started)
+        _add_request_id(reply, request.request_id)
+        return reply
 
     async def _stream(
         self,
@@ -229,6 +230,9 @@ class LockRoutes:
                 )
 
     def _observe(self, request: LockRequest, outcome: Outcome, status: int, seconds: float) -> None:
+        if outcome.fault is not None:  # the client gets JSON, the operator the traceback
+            path = _printable_segment(request.path)
+            self._log.trouble("internal_error", path=path, exc_info=outcome.fault)
         answer = outcome.answer
         name = _outcome_name(answer)
         self._metrics.count(request.operation, name, seconds)
@@ -273,13 +277,6 @@ def _outcome_name(answer: Answer | wire.Together | Subscription) -> str:
     return answer.code if isinstance(answer, Problem) else _OUTCOMES[type(answer)]
 
 
-def _reply(answer: Answer | wire.Together, operation: Operation, spent: Spent | None) -> wire.Reply:
-    reply = wire.reply(answer, created=operation is Operation.ACQUIRE)
-    if spent is not None:
-        reply[1].extend(_quota_headers(spent))
-    return reply
-
-
 def _quota_headers(spent: Spent) -> wire.RawHeaders:
     return [
         (b"x-ratelimit-limit", b"%d" % spent.limit),
@@ -292,10 +289,6 @@ def _repeated(scope: Scope) -> str | None:
     """The name of a header of ours that came more than once."""
     seen = Counter(name for name, _ in scope["headers"])
     return next((name.decode() for name in _HEADERS if seen[name] > 1), None)
-
-
-class _ClientGoneError(Exception):
-    """The client hung up before its request was whole: there is nobody to answer."""
 
 
 class _Body:
@@ -336,7 +329,7 @@ class _Body:
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise _ClientGoneError
+                raise ClientGoneError
             chunk: bytes = message.get("body", b"")
             size += len(chunk)
             if size <= self._limit:
@@ -362,10 +355,13 @@ def _go_on(begun: Coroutine[Any, None, bytes], waits_for: Any) -> Generator[Any,
     return (yield from begun.__await__())
 
 
-async def _send(send: Send, reply: wire.Reply, request_id: bytes | None) -> None:
-    status, headers, body = reply
+def _add_request_id(reply: wire.Reply, request_id: bytes | None) -> None:
     if request_id is not None and wire.is_request_id(request_id):
-        headers.append((b"x-volcano-request-id", request_id))
+        reply[1].append((b"x-volcano-request-id", request_id))
+
+
+async def _send(send: Send, reply: wire.Reply) -> None:
+    status, headers, body = reply
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

@@ -28,6 +28,7 @@ from volcano_server.lease import (
 )
 from volcano_server.problems import (
     ANON_KEY_DENIED,
+    INTERNAL_ERROR,
     PERMISSION_DENIED,
     Problem,
     invalid_request,
@@ -67,32 +68,41 @@ class BodyTooSlowError(Exception):
     pass
 
 
+class ClientGoneError(Exception):
+    """The client hung up before its request was whole: there is nobody to answer."""
+
+
+ReadBody = Callable[[], Awaitable[bytes]]
+"""Raises BodyTooLargeError, BodyTooSlowError and ClientGoneError."""
+
+
 @dataclass(slots=True)
 class LockRequest:
     """What HTTP brought, unchecked.  Header values are None where the header is missing."""
 
     operation: Operation
+    path: bytes
     key_segment: bytes  # where keys are in the body or the query: the query
     authorization: bytes | None
     lock_token: bytes | None
     request_id: bytes | None
     repeated: str | None
     """The name of one of these headers that came more than once."""
-    read_body: Callable[[], Awaitable[bytes]]
-    """Raises BodyTooLargeError and BodyTooSlowError."""
     last_event_id: str | None = None
 
 
 class Outcome(NamedTuple):
     """`caller` is None before the credential was accepted, `spent` where no quota was counted.
 
-    `reason` is for the operator alone.  A Subscription has to be read, or left (`close_stream`).
+    `reason` and `fault` are for the operator alone.  A Subscription has to be read, or left
+    (`close_stream`).
     """
 
     answer: Answer | wire.Together | Subscription
     caller: Caller | None = None
     spent: Spent | None = None
     reason: str | None = None
+    fault: Exception | None = None
 
 
 class LockService:
@@ -109,46 +119,81 @@ class LockService:
         self._quota = Quota()
         self._touched: set[SlotKey] | None = set() if settings.test_controls else None
 
-    async def answer(self, request: LockRequest) -> Outcome:
-        caller = self.admit(request.authorization)
-        if isinstance(caller, Problem):
-            return Outcome(caller)
-        spent = None
-        if caller.quota:
-            spent = self._spend(caller)
-            if not spent.allowed:
-                refusal = rate_limited(caller.quota, retry_after=spent.retry_after)
-                return Outcome(refusal, caller, spent)
-        return await self._decide(request, caller, spent)
-
-    async def _decide(self, request: LockRequest, caller: Caller, spent: Spent | None) -> Outcome:
-        """The request itself: 400, 413, then the lease rules."""
+    async def answer(self, request: LockRequest, read_body: ReadBody) -> Outcome:
+        """Raises ClientGoneError."""
+        entered = self._enter(request)
+        if isinstance(entered, Outcome):
+            return entered
+        caller, spent = entered
         answer: Answer | Subscription
         try:
             if request.operation is Operation.RENEW_MANY:
-                return await self._renew_many(request, caller, spent)
+                return await self._renew_many(request, read_body, caller, spent)
             if request.operation is Operation.EVENTS:
-                answer = await self._open_stream(request, caller.project)
+                answer = await self._open_stream(request, read_body, caller.project)
             else:
-                command = await _command(request, caller.project)
-                if self._touched is not None:
-                    self._touched.add(command.slot_key)
-                answer = await self._queue.submit(command)
+                aim = self._aim(request, caller.project)
+                answer = await self._queue.submit(_command(request, aim, await read_body()))
             return Outcome(answer, caller, spent)
-        except wire.InvalidRequestError as error:
-            return Outcome(invalid_request(str(error)), caller, spent)
-        except BodyTooLargeError as error:
-            return Outcome(payload_too_large(error.limit), caller, spent)
-        except BodyTooSlowError:
-            return Outcome(BODY_TOO_SLOW, caller, spent, reason="the body did not arrive in time")
-        except StoreUnavailableError as error:
-            return Outcome(STORE_UNAVAILABLE, caller, spent, reason=str(error))
+        except ClientGoneError:
+            raise
+        except Exception as error:  # noqa: BLE001 - each gets its answer
+            return _refused(error, caller, spent)
+
+    def answer_whole(
+        self, request: LockRequest, body: bytes, tell: Callable[[Outcome], None]
+    ) -> None:
+        """The same for a request about one lock that is here in full, without a task or a future.
+
+        Tells the outcome, now or later.
+        """
+        entered = self._enter(request)
+        if isinstance(entered, Outcome):
+            tell(entered)
+            return
+        caller, spent = entered
+        waiting = _Waiting(tell, caller, spent)
+        try:
+            aim = self._aim(request, caller.project)
+            if len(body) > wire.BODY_LIMIT:
+                raise BodyTooLargeError(wire.BODY_LIMIT)
+            self._queue.submit_for(waiting, _command(request, aim, body))
+        except Exception as error:  # noqa: BLE001 - each gets its answer
+            waiting.set_exception(error)
+
+    def _enter(self, request: LockRequest) -> Outcome | tuple[Caller, Spent | None]:
+        """401, 403, 429."""
+        caller = self.admit(request.authorization)
+        if isinstance(caller, Problem):
+            return Outcome(caller)
+        if not caller.quota:
+            return caller, None
+        spent = self._spend(caller)
+        if not spent.allowed:
+            refusal = rate_limited(caller.quota, retry_after=spent.retry_after)
+            return Outcome(refusal, caller, spent)
+        return caller, spent
+
+    def _aim(self, request: LockRequest, project: str) -> tuple[SlotKey, str]:
+        """The slot, and the lock token where one is needed: what the head says.
+
+        Raises InvalidRequestError.
+        """
+        _refuse_repeated(request)
+        slot_key = SlotKey(project, wire.parse_key(request.key_segment))
+        wire.parse_request_id(request.request_id)
+        token = ""
+        if request.operation not in (Operation.READ, Operation.FORCE_RELEASE):
+            token = wire.parse_lock_token(request.lock_token)
+        if self._touched is not None:
+            self._touched.add(slot_key)
+        return slot_key, token
 
     async def _renew_many(
-        self, request: LockRequest, caller: Caller, spent: Spent | None
+        self, request: LockRequest, read_body: ReadBody, caller: Caller, spent: Spent | None
     ) -> Outcome:
         """Each lease is one operation.  The first was counted as the request."""
-        renewals = await _renewals(request, caller.project)
+        renewals = await _renewals(request, read_body, caller.project)
         allowed = len(renewals)
         if spent is not None:
             spent = self._spend(caller, len(renewals) - 1)
@@ -165,11 +210,13 @@ class LockService:
         keys = [renewal.slot_key.key for renewal in renewals]
         return Outcome(wire.Together(keys, answers), caller, spent)
 
-    async def _open_stream(self, request: LockRequest, project: str) -> Subscription | Problem:
+    async def _open_stream(
+        self, request: LockRequest, read_body: ReadBody, project: str
+    ) -> Subscription | Problem:
         _refuse_repeated(request)
         wire.parse_request_id(request.request_id)
         filters = wire_events.parse_filters(request.key_segment)
-        await request.read_body()  # which it does not take, like a read
+        await read_body()  # which it does not take, like a read
         try:
             return await self._hub.open(project, filters, request.last_event_id)
         except TooManyStreamsError:
@@ -236,33 +283,69 @@ class LockService:
         self._quota = Quota()
 
 
-async def _command(request: LockRequest, project: str) -> Command:
-    """Raises InvalidRequestError, BodyTooLargeError, BodyTooSlowError."""
-    _refuse_repeated(request)
-    slot_key = SlotKey(project, wire.parse_key(request.key_segment))
-    wire.parse_request_id(request.request_id)
-    operation = request.operation
-    if operation is Operation.ACQUIRE or operation is Operation.RENEW:
-        token = wire.parse_lock_token(request.lock_token)
-        ttl_seconds = wire.parse_ttl(await request.read_body())
-        make = Acquire if operation is Operation.ACQUIRE else Renew
-        return make(slot_key, token, ttl_seconds)
-    # The rest takes no body; what some HTTP clients send all the same is not looked at.
-    if operation is Operation.RELEASE:
-        token = wire.parse_lock_token(request.lock_token)
-        await request.read_body()
-        return Release(slot_key, token)
-    await request.read_body()
-    return Read(slot_key) if operation is Operation.READ else ForceRelease(slot_key)
+class _Waiting:
+    """Takes what the queue answers, and tells the outcome."""
+
+    __slots__ = ("_caller", "_is_told", "_spent", "_tell")
+
+    def __init__(
+        self, tell: Callable[[Outcome], None], caller: Caller, spent: Spent | None
+    ) -> None:
+        self._tell = tell
+        self._caller = caller
+        self._spent = spent
+        self._is_told = False
+
+    def done(self) -> bool:
+        return self._is_told
+
+    def set_result(self, answer: Answer) -> None:
+        self._is_told = True
+        self._tell(Outcome(answer, self._caller, self._spent))
+
+    def set_exception(self, error: Exception) -> None:
+        self._is_told = True
+        self._tell(_refused(error, self._caller, self._spent))
 
 
-async def _renewals(request: LockRequest, project: str) -> list[Renew]:
-    """Raises InvalidRequestError, BodyTooLargeError, BodyTooSlowError."""
+def _refused(error: Exception, caller: Caller, spent: Spent | None) -> Outcome:
+    match error:
+        case wire.InvalidRequestError():
+            return Outcome(invalid_request(str(error)), caller, spent)
+        case BodyTooLargeError():
+            return Outcome(payload_too_large(error.limit), caller, spent)
+        case BodyTooSlowError():
+            return Outcome(BODY_TOO_SLOW, caller, spent, reason="the body did not arrive in time")
+        case StoreUnavailableError():
+            return Outcome(STORE_UNAVAILABLE, caller, spent, reason=str(error))
+        case _:
+            return Outcome(INTERNAL_ERROR, fault=error)
+
+
+def _command(request: LockRequest, aim: tuple[SlotKey, str], body: bytes) -> Command:
+    """Raises InvalidRequestError."""
+    slot_key, token = aim
+    match request.operation:
+        case Operation.ACQUIRE:
+            return Acquire(slot_key, token, wire.parse_ttl(body))
+        case Operation.RENEW:
+            return Renew(slot_key, token, wire.parse_ttl(body))
+        # The rest takes no body; what some HTTP clients send all the same is not looked at.
+        case Operation.RELEASE:
+            return Release(slot_key, token)
+        case Operation.READ:
+            return Read(slot_key)
+        case _:
+            return ForceRelease(slot_key)
+
+
+async def _renewals(request: LockRequest, read_body: ReadBody, project: str) -> list[Renew]:
+    """Raises InvalidRequestError, and what `read_body` does."""
     _refuse_repeated(request)
     wire.parse_request_id(request.request_id)
     return [
         Renew(SlotKey(project, each.key), each.token.lower(), each.ttl_seconds)
-        for each in wire.parse_renewals(await request.read_body())
+        for each in wire.parse_renewals(await read_body())
     ]
 
 

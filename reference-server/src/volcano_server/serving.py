@@ -10,11 +10,10 @@ A kept connection lives for 75 s: longer than the idle limit of any client, whic
 its renewal into a connection that is being closed.
 """
 
-import asyncio
 import errno
 import json
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
@@ -91,9 +90,9 @@ class WholeRequests(Protocol):
         """What a request is aimed at, if it is one that `answer_whole` answers."""
 
     def answer_whole(
-        self, target: Any, headers: dict[bytes, bytes], body: bytes
-    ) -> Coroutine[asyncio.Future[Any], None, Reply]:
-        """Awaits nothing but futures of its loop."""
+        self, target: Any, headers: dict[bytes, bytes], body: bytes, tell: Callable[[Reply], None]
+    ) -> None:
+        """Tells the answer, now or later."""
 
 
 class JsonProtocol(HttpToolsProtocol):
@@ -210,9 +209,12 @@ class JsonProtocol(HttpToolsProtocol):
         else:
             assert self._app is not None
             self._kept_back = None
-            answering = self._app.answer_whole(target, self._kept_headers, self._kept_body)
-            self.cycle = exchange = _Exchange(self, answering)  # type: ignore[assignment]
-            exchange.go_on()
+            self.cycle = exchange = _Exchange(self)  # type: ignore[assignment]
+            try:
+                self._app.answer_whole(target, self._kept_headers, self._kept_body, exchange.answer)
+            except Exception:
+                self.logger.exception("Exception in the app")
+                self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         cycle: RequestResponseCycle | None = self.cycle
@@ -277,41 +279,21 @@ class _NoBody:
 
 
 class _Exchange:
-    """A request that came whole, and its answer; where uvicorn expects its cycle.
+    """A request that came whole, and its answer; where uvicorn expects its cycle."""
 
-    Runs a coroutine as a task does, without the task: the next step is called by the future that
-    the last one waits for.
-    """
-
-    __slots__ = ("_answering", "_protocol", "disconnected", "keep_alive", "response_complete")
+    __slots__ = ("_protocol", "disconnected", "keep_alive", "response_complete")
 
     more_body = False
     response_started = False
     message_event = _NoBody()
 
-    def __init__(
-        self, protocol: JsonProtocol, answering: Coroutine[asyncio.Future[Any], None, Reply]
-    ) -> None:
+    def __init__(self, protocol: JsonProtocol) -> None:
         self._protocol = protocol
-        self._answering = answering
         self.disconnected = False
         self.keep_alive = True
         self.response_complete = False
 
-    def go_on(self, _: object = None) -> None:
-        try:
-            waits_for = self._answering.send(None)
-        except StopIteration as done:
-            self._send(done.value)
-        except Exception:
-            self._protocol.logger.exception("Exception in the app")
-            self._protocol.transport.close()
-        else:
-            # As a task says that it has seen the future.
-            waits_for._asyncio_future_blocking = False  # noqa: SLF001
-            waits_for.add_done_callback(self.go_on)
-
-    def _send(self, reply: Reply) -> None:
+    def answer(self, reply: Reply) -> None:
         self.response_complete = True
         if self.disconnected:
             return
