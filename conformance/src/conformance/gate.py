@@ -513,6 +513,11 @@ class Gate(HTTPServerBase):
             self._relays = [relay for relay in self._relays if relay.is_open()]
             return list(self._relays)
 
+    def opening(self) -> list[Parked]:
+        """Those that were asked for, and have not been answered or given up."""
+        with self._changed:
+            return [each for each in self._open if each.operation() == "waits" and each.is_open()]
+
     def written(self) -> list[int]:
         """How many bytes the SDK was sent on each open stream, in no order."""
         return sorted(relay.written for relay in self.streams())

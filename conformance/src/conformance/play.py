@@ -3,7 +3,7 @@
 In virtual mode nothing waits: between two steps the actors are brought to rest (*settled*: each
 driver is quiet and has no request under way that its gate does not hold), so what is not there then
 will never come.  The only real timer is the patience that turns a hang into a failure.
-While an event stream is open, time goes on in pieces, so that comments come as the server sends them.
+While an event stream is open, time goes on in pieces, so that the comments come in time.
 In real mode `advance` sleeps.
 """
 
@@ -317,6 +317,8 @@ class Play:
             self._come_to_rest(player)
             if streams := player.gate.streams():
                 raise MismatchError("waits", "no event stream", f"{len(streams)} open")
+            if opening := player.gate.opening():
+                raise MismatchError("waits", "no event stream", str(opening[0]))
             return
         filters = {"keys": [], "prefixes": [], **step["waits"]}
         filters["keys"] = sorted(self._keys(filters["keys"]))
@@ -341,7 +343,9 @@ class Play:
                 raise MismatchError("event", "nothing", str(found[1]))
             return
         if self.target.catch_up is not None:
-            self._let_events_come(player.gate.streams())  # on all of them, so that the order is known
+            self._let_events_come(
+                player.gate.streams()
+            )  # on all of them, so that the order is known
         found = self._soon(player.gate.parked_event, player.gate.wait_for_change)
         if found is None:
             raise MismatchError("event", step["event"], self._instead(player))

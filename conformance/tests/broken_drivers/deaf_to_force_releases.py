@@ -1,0 +1,19 @@
+"""Hears of releases and lapses alone."""
+
+from reference_driver import Sdk, main
+from reference_waiting import Ears, LockEvent
+
+CAUGHT_BY = "wait/a_force_release_wakes"
+
+
+class BrokenEars(Ears):
+    def _is_worth_a_try(self, event: LockEvent) -> bool:
+        return event.type in ("released", "lapsed")
+
+
+class Broken(Sdk):
+    ears_class = BrokenEars
+
+
+if __name__ == "__main__":
+    main(Broken)
