@@ -69,6 +69,10 @@ class Sleep(AbstractContextManager[anyio.CancelScope, bool]):
         return bool(self.scope.__exit__(exc_type, exc, traceback))
 
 
+ROUNDING = 1e-9
+"""Seconds: sums of fractions do not come out even."""
+
+
 class VirtualClock:
     """An AsyncClock that stands still until told."""
 
@@ -99,13 +103,13 @@ class VirtualClock:
     async def advance(self, seconds: float) -> None:
         end = round(self._now + seconds, 9)  # many small steps end where one large one does
         await quiet()
-        while due := [sleep for sleep in self.pending if sleep.at <= end]:
+        while due := [sleep for sleep in self.pending if sleep.at <= end + ROUNDING]:
             first = min(due, key=lambda sleep: sleep.at)
             self._now = max(self._now, first.at)
             self.pending.remove(first)
             first.scope.cancel()
             await quiet()
-        self._now = end
+        self._now = max(self._now, end)
 
 
 async def quiet() -> None:

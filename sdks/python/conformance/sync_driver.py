@@ -36,6 +36,9 @@ from volcano_sdk.transport import EventStream, Lanes
 _PATIENCE = 10.0
 """Real seconds after which a driver that does not become quiet is at fault."""
 
+_ROUNDING = 1e-9
+"""Seconds: sums of fractions do not come out even."""
+
 _CAPABILITIES = [
     "with_lock",
     "direct_calls",
@@ -187,13 +190,13 @@ class VirtualTimers:
                 self._now = max(self._now, timer.at)
                 timer.taken()()
                 self._activity.wait_quiet()
-        self._now = end
+        self._now = max(self._now, end)
 
     def _next(self, end: float) -> Timer | None:
         with self._lock:
             self._drop_cancelled()
             self._pending.sort(key=lambda entry: entry[:2])
-            if self._pending and self._pending[0][0] <= end:
+            if self._pending and self._pending[0][0] <= end + _ROUNDING:
                 return self._pending.pop(0)[3]
             return None
 

@@ -69,7 +69,7 @@ async def waiting(**script: list[Any]) -> AsyncIterator[Waiting]:
     """At its end nobody waits, and no stream is open."""
     stage = Stage()
     stage.wire.streams = []
-    stage.wire.script = script
+    stage.wire.script = {operation: list(steps) for operation, steps in script.items()}
     async with anyio.create_task_group() as tasks:
         async with stage.client() as client:
             yield Waiting(stage, client, tasks)

@@ -88,11 +88,13 @@ class Watches:
             wait.cancel()
 
     async def events(self, filters: Filters) -> AsyncGenerator[LockEvent, None]:
-        """RuntimeError when the client is closed."""
+        """Until the client is closed."""
         subscription = Subscription(filters)
-        while True:
+        while not self._calls.is_closed:
             error: VolcanoError | None = None
             opened = await self._open(subscription)
+            if opened is None:
+                return
             if isinstance(opened, VolcanoError):
                 error = opened
             else:
@@ -108,9 +110,10 @@ class Watches:
                     await opened.aclose()
             if error is not None and not is_passing(error):
                 raise error
-            await self._pause(subscription, error)
+            if not self._calls.is_closed:
+                await self._pause(subscription, error)
 
-    async def _open(self, subscription: Subscription) -> AsyncEventStream | VolcanoError:
+    async def _open(self, subscription: Subscription) -> AsyncEventStream | VolcanoError | None:
         attempt = subscription.attempt(
             timeout=self._settings.timeout,
             request_id=self._calls.request_id(None),
@@ -129,16 +132,17 @@ class Watches:
         until = self._clock.now() + subscription.ended(error, self._jitter)
         level = logging.INFO if subscription.was_open else logging.WARNING
         log.log(level, "events are asked for again soon: %s", error or "the stream was lost")
-        while self._clock.now() < until:
+        while self._clock.now() < until and not self._calls.is_closed:
             await self._while_open(partial(self._clock.wait, anyio.Event(), until))
 
-    async def _while_open(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
-        """What comes of it.  RuntimeError when the client is closed, now or meanwhile."""
-        self._calls.check_open()
+    async def _while_open(self, work: Callable[[], Awaitable[_Result]]) -> _Result | None:
+        """What comes of it; None when the client is closed, now or meanwhile."""
+        if self._calls.is_closed:
+            return None
         with anyio.CancelScope() as scope:
             self._waits[scope] = None
             try:
                 return await work()
             finally:
                 del self._waits[scope]
-        raise self._calls.closed()
+        return None

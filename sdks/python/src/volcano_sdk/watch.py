@@ -25,8 +25,8 @@ class LockWatch:
                 ...
 
     A lost connection is made again, and goes on behind the last event.  `close`, from any thread,
-    ends the iteration and the connection; so do leaving the `with`, dropping the iterator, and an
-    error that comes out of it.
+    ends the iteration and the connection; so do leaving the `with`, closing the client, dropping
+    the iterator, and an error that comes out of it.
     """
 
     def __init__(self, runtime: Runtime, filters: Filters) -> None:
@@ -47,9 +47,8 @@ class LockWatch:
         try:
             with self._lock:
                 while not self._events:
-                    if self._is_closed:
+                    if self._is_over:
                         raise StopIteration
-                    self._runtime.refuse_closed()
                     self._go_on()
                 event = self._events.popleft()
         except BaseException:
