@@ -12,8 +12,22 @@ from conformance import suite
 from conformance.reference import ReferenceServer
 from conformance.scenario import load_all
 from conformance.suite import Outcome, Plan
-from volcano_server import batch, fencing, lease, quota, service, wire
+from volcano_server import (
+    batch,
+    events,
+    fencing,
+    following,
+    hub,
+    lease,
+    quota,
+    room,
+    service,
+    subscription,
+    wire,
+    wire_events,
+)
 from volcano_server.access import Caller
+from volcano_server.events import Event, Kind
 from volcano_server.lease import (
     Acquire,
     Answer,
@@ -27,7 +41,7 @@ from volcano_server.lease import (
     Slot,
     SlotKey,
 )
-from volcano_server.problems import LOCK_OWNERSHIP_LOST
+from volcano_server.problems import LOCK_OWNERSHIP_LOST, Problem
 from volcano_server.stores import memory
 
 SCENARIOS = {scenario.name: scenario for scenario in load_all()}
@@ -38,8 +52,9 @@ Decide = Callable[[Slot, Command, int, int], Decision]
 Rule = Callable[[Decide, Slot, Command, int, int], Decision]
 
 
-def play(*names: str) -> list[suite.Result]:
-    return suite.run([(SCENARIOS[n], None) for n in names], Plan(ReferenceServer, workers=2))
+def play(*names: str, patience: float = 5.0) -> list[suite.Result]:
+    plan = Plan(ReferenceServer, workers=2, patience=patience)
+    return suite.run([(SCENARIOS[n], None) for n in names], plan)
 
 
 def no_grace(patch: pytest.MonkeyPatch) -> None:
@@ -291,6 +306,149 @@ def many_answers_without_their_keys(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(wire, "_lease_in_many", lease_in_many)
 
 
+# ------------------------------------------------ events
+
+
+def looks_do_not_see_the_grace(patch: pytest.MonkeyPatch) -> None:
+    async def read(_self: following.Following, _slot_key: SlotKey) -> Free:
+        return Free()
+
+    patch.setattr(following.Following, "_read", read)
+
+
+def a_lapse_is_told_early(patch: pytest.MonkeyPatch) -> None:
+    looks_do_not_see_the_grace(patch)
+    patch.setattr(following, "GRACE", 0)
+
+
+def a_lapse_is_told_late(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(following, "GRACE", 2 * lease.GRACE)
+
+
+def a_renewal_does_not_put_the_lapse_off(patch: pytest.MonkeyPatch) -> None:
+    looks_do_not_see_the_grace(patch)
+    patch.setattr(events, "_goes_on", lambda known, _fencing_token, _free_at: known)
+
+
+def a_lapse_is_never_told(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(events, "_missed_end", lambda _known, _slot_key, _at: ())
+
+
+def a_released_lease_lapses_too(patch: pytest.MonkeyPatch) -> None:
+    honest = events.heard
+
+    def heard(known: events.Known, event: Event) -> events.Followed:
+        after, happened = honest(known, event)
+        goes_on = event.kind is not Kind.ACQUIRED
+        return (replace(after, free_at=known.free_at) if goes_on else after), happened
+
+    patch.setattr(events, "heard", heard)
+
+
+def leases_from_before_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(following.Following, "learn", lambda *_: None)
+
+
+def an_event_is_dropped(patch: pytest.MonkeyPatch) -> None:
+    honest = hub.Hub._publish
+
+    def publish(self: hub.Hub, event: Event) -> None:
+        if event.kind is not Kind.FORCE_RELEASED:
+            honest(self, event)
+
+    patch.setattr(hub.Hub, "_publish", publish)
+
+
+def an_event_is_told_twice(patch: pytest.MonkeyPatch) -> None:
+    honest = hub.Hub._publish
+
+    def publish(self: hub.Hub, event: Event) -> None:
+        honest(self, event)
+        honest(self, event)
+
+    patch.setattr(hub.Hub, "_publish", publish)
+
+
+def an_acquire_is_told_before_it_is_decided(patch: pytest.MonkeyPatch) -> None:
+    honest = batch.BatchQueue.submit
+
+    async def submit(self: batch.BatchQueue, command: Any) -> Answer:
+        if isinstance(command, Acquire) and self.on_written is not None:
+            granted = Granted(lease.SECOND, 1, lease.SECOND, begins=True)
+            self.on_written([command], [granted])
+        return await honest(self, command)
+
+    patch.setattr(batch.BatchQueue, "submit", submit)
+
+
+def a_renewal_is_an_event(patch: pytest.MonkeyPatch) -> None:
+    honest = hub.Hub.told
+
+    def told(self: hub.Hub, commands: Any, answers: Any) -> None:
+        honest(self, commands, answers)
+        for command, answer in zip(commands, answers, strict=True):
+            if isinstance(command, Renew) and not isinstance(answer, Problem):
+                self._publish(Event(Kind.ACQUIRED, command.slot_key, answer.fencing_token, 0))
+
+    patch.setattr(hub.Hub, "told", told)
+
+
+def a_key_is_a_prefix(patch: pytest.MonkeyPatch) -> None:
+    def follows(self: room.Room, key: str) -> bool:
+        return any(self._matching(key))
+
+    def matching(self: room.Room, key: str) -> Any:
+        return (each for text, each in self._by_key.items() if key.startswith(text))
+
+    patch.setattr(room.Room, "follows", follows)
+    patch.setattr(room.Room, "_matching", matching)
+
+
+def one_stream_hears(patch: pytest.MonkeyPatch) -> None:
+    honest = room.Room._readers
+    patch.setattr(room.Room, "_readers", lambda self, key: set(list(honest(self, key))[:1]))
+
+
+def nobody_else_watches(patch: pytest.MonkeyPatch) -> None:
+    honest = wire_events.event_block
+    patch.setattr(room, "event_block", lambda event, event_id, _: honest(event, event_id, 1))
+
+
+def an_event_has_one_more_member(patch: pytest.MonkeyPatch) -> None:
+    honest = wire_events.event_block
+
+    def event_block(event: Event, event_id: str, watchers: int) -> bytes:
+        return honest(event, event_id, watchers).replace(b"}", b',"token":"0d6f"}')
+
+    patch.setattr(room, "event_block", event_block)
+
+
+def a_stream_begins_without_a_word(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(subscription, "COMMENT", b"")
+
+
+def a_stream_never_goes_on(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(hub.Hub, "_resume", lambda *_: None)
+
+
+def an_unknown_id_is_an_old_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(hub.Hub, "_number_of", lambda self, _event_id: self._number)
+
+
+def filters_do_not_linger(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(hub, "LINGERS", 0)
+
+
+def streams_of_all_projects_meet(patch: pytest.MonkeyPatch) -> None:
+    one_project_for_all(patch)
+    honest = hub.Hub.open
+
+    async def open_stream(self: hub.Hub, project: str, *given: Any) -> Any:
+        return await honest(self, project[:16], *given)
+
+    patch.setattr(hub.Hub, "open", open_stream)
+
+
 BROKEN: list[tuple[Break, str]] = [
     (no_grace, "server/nobody_can_take_a_key_in_its_grace"),
     (no_margin, "server/a_late_renewal_is_refused"),
@@ -323,6 +481,26 @@ BROKEN: list[tuple[Break, str]] = [
     (many_answers_without_their_keys, "server/renew_many_has_exact_members"),
     (an_anon_key_is_let_in, "server/renew_many_checks_the_credential"),
     (one_project_for_all, "server/renew_many_in_another_project"),
+    (a_lapse_is_told_early, "server/events_a_lapse_comes_with_the_end_of_the_grace"),
+    (a_lapse_is_told_late, "server/events_a_lapse_comes_with_the_end_of_the_grace"),
+    (a_renewal_does_not_put_the_lapse_off, "server/events_a_renewal_puts_the_lapse_off"),
+    (a_lapse_is_never_told, "server/events_a_lapse_before_the_next_acquired"),
+    (a_released_lease_lapses_too, "server/events_no_lapse_after_a_release"),
+    (leases_from_before_are_not_looked_for, "server/events_a_lease_from_before_lapses"),
+    (an_event_is_dropped, "server/events_of_each_kind"),
+    (an_event_is_told_twice, "server/events_in_order"),
+    (an_acquire_is_told_before_it_is_decided, "server/events_only_of_what_became_so"),
+    (a_renewal_is_an_event, "server/events_only_of_what_became_so"),
+    (a_key_is_a_prefix, "server/events_of_other_keys_are_not_told"),
+    (one_stream_hears, "server/events_go_to_every_stream"),
+    (nobody_else_watches, "server/events_count_the_watchers"),
+    (an_event_has_one_more_member, "server/events_have_exact_members"),
+    (a_stream_begins_without_a_word, "server/events_begin_at_once"),
+    (a_stream_never_goes_on, "server/events_go_on_where_they_stopped"),
+    (an_unknown_id_is_an_old_one, "server/events_of_an_unknown_id_are_reset"),
+    (filters_do_not_linger, "server/events_of_a_filter_that_lingers"),
+    (streams_of_all_projects_meet, "server/events_of_another_project"),
+    (an_anon_key_is_let_in, "server/events_need_the_permission"),
 ]
 
 
@@ -342,6 +520,6 @@ def test_a_broken_rule_is_caught_by_its_scenario(
 ) -> None:
     break_it(monkeypatch)
 
-    (result,) = play(scenario)
+    (result,) = play(scenario, patience=1.5)
 
     assert result.outcome is Outcome.FAIL, result.detail

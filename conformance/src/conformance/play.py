@@ -342,11 +342,8 @@ class Play:
             if found := player.gate.parked_event():
                 raise MismatchError("event", "nothing", str(found[1]))
             return
-        if self.target.catch_up is not None:
-            self._let_events_come(
-                player.gate.streams()
-            )  # on all of them, so that the order is known
-        found = self._soon(player.gate.parked_event, player.gate.wait_for_change)
+        gate = player.gate
+        found = self._soon(gate.streams(), gate.parked_event, gate.wait_for_change)
         if found is None:
             raise MismatchError("event", step["event"], self._instead(player))
         relay, event = found
@@ -380,8 +377,16 @@ class Play:
         else:
             stream.write(_event_text(self._wanted(self.bindings.fill(said))).encode())
 
-    def _soon(self, find: Callable[[], T | None], wait: Callable[[float], None]) -> T | None:
-        """What the server is about to tell."""
+    def _soon(
+        self,
+        streams: Sequence[EventStream | Relay],
+        find: Callable[[], T | None],
+        wait: Callable[[float], None],
+    ) -> T | None:
+        """What the server is about to tell on these streams."""
+        if self.target.catch_up is not None:
+            self._let_events_come(streams)
+            return find()
         give_up = time.monotonic() + (SOON if self.mode is Mode.VIRTUAL else self.patience)
         while True:
             found = find()
@@ -500,7 +505,7 @@ class Play:
         if step["event"] == "nothing":
             self._check_that_it_was_told(step["who"], stream)
             return
-        event = self._soon(stream.first, stream.wait)
+        event = self._soon([stream], stream.first, stream.wait)
         if event is None:
             raise MismatchError("event", step["event"], "nothing")
         self.say(f"the server tells {step['who']}: {stream.take()}")
