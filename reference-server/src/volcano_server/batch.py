@@ -6,8 +6,8 @@
 
 What arrives while a round runs is the next round, in its order of arrival.  So a read waits for the
 commit that is running and for no other, and one commit serves all who came during the one before.
-Where many wait, a round begins before the answers of the last one go out, so that the store works
-while they are written; where few do, after that, because more will have come.
+A round begins once the answers of the last one are out, because more will have come by then: fewer
+and larger rounds gain more than a store that works meanwhile.
 
 Nothing is decided later than `patience` after its arrival, because by then its caller has given up:
 a request that still waits is taken out; a batch that runs belongs to whoever takes its claim first,
@@ -28,8 +28,6 @@ from volcano_server.stores.store import Store, StoreUnavailableError
 PATIENCE = 5.0
 LARGEST_BATCH = 1_000
 MOST_WAITING = 10_000
-_MANY = 16
-"""Enough for a round: what it costs by itself is little beside what its requests cost."""
 
 C = TypeVar("C", bound=Command)
 
@@ -237,14 +235,10 @@ class BatchQueue:
         task = asyncio.current_task()
         assert task is not None
         self._jobs.discard(task)
-        round_is_over = not self._jobs
-        at_once = round_is_over and len(self._reads) + len(self._writes) >= _MANY
-        if at_once:
-            self._begin()
         if writes and self.on_written is not None and not isinstance(outcome, Exception):
             self.on_written(writes, outcome)
         _answer(requests, outcome)
-        if round_is_over and not at_once:
+        if not self._jobs:
             self._begin_soon()
 
     def _give_up(self) -> None:
