@@ -7,7 +7,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import httpcore
@@ -16,7 +16,7 @@ import pytest
 from pytest_httpserver import HTTPServer
 from werkzeug import Request, Response
 
-from volcano_sdk import operations, transport
+from volcano_sdk import lane, operations, transport
 from volcano_sdk.clock import SystemClock
 from volcano_sdk.lane import Connection, Lane, Shield
 from volcano_sdk.operations import Answer, Failure, Outcome, Try
@@ -190,9 +190,9 @@ def test_the_connection_that_was_used_last_is_used_first(serve: Callable[..., Ra
     """The others may grow old and go."""
     wire = lanes(serve(answers(OK)).url)
     first, second = wire._take(), wire._take()
-    for lane in (first, second):
-        lane.is_good = True
-        wire.give(lane)
+    for each in (first, second):
+        each.is_good = True
+        wire.give(each)
 
     wire.exchange(attempt())
 
@@ -690,6 +690,40 @@ def test_the_second_interrupt_goes_through(serve: Callable[..., RawServer]) -> N
     assert shield.reached
     assert wire._idle == []
     wire.close()
+
+
+def interrupted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right after the first bytes have gone out, and before anybody could note it."""
+    interrupts = [KeyboardInterrupt()]
+
+    def interrupted(send: Callable[[object], object], parts: Iterable[object]) -> Iterator[object]:
+        yield from map(send, parts)
+        if interrupts:
+            raise interrupts.pop()
+
+    monkeypatch.setattr(lane, "map", interrupted, raising=False)
+
+
+def test_an_interrupt_in_the_middle_of_a_send_waits_for_the_answer_too(
+    serve: Callable[..., RawServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the release that follows could be decided before what was given up."""
+    interrupted_once(monkeypatch)
+    shield = Shield()
+
+    answer = lanes(serve(answers(OK)).url).exchange(attempt(), shield=shield)
+
+    assert isinstance(answer, Answer)
+    assert isinstance(shield.interrupt, KeyboardInterrupt)
+
+
+def test_without_a_shield_an_interrupt_of_a_send_goes_through(
+    serve: Callable[..., RawServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted_once(monkeypatch)
+
+    with pytest.raises(KeyboardInterrupt):
+        lanes(serve(answers(OK)).url).exchange(attempt())
 
 
 def test_without_a_shield_an_interrupt_goes_through(serve: Callable[..., RawServer]) -> None:

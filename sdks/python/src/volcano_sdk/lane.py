@@ -241,13 +241,24 @@ class Connection(httpcore.NetworkStream):
         return received[0]
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002
-        if buffer:
+        left = memoryview(buffer)
+        while left:
             self._lane.reached = True
+            sent: list[int] = []
             try:
-                self._lane.bounded().sendall(buffer)
+                waiting = self._lane.bounded()
+                # In one step: after an interrupt we must know what has gone out.  The server might
+                # otherwise decide a request that we gave up after the release which follows it.
+                sent.extend(map(waiting.send, (left,)))
             except OSError as error:
                 self._lane.raise_if_over(error)
                 raise httpcore.WriteError(str(error)) from error
+            except httpcore.TimeoutException:
+                raise
+            except BaseException as error:
+                if not (sent and self._lane.holds_back(error)):
+                    raise
+            left = left[sum(sent) :]
 
     def close(self) -> None:
         self._lane.close_socket()
