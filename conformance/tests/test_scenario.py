@@ -119,12 +119,14 @@ def test_real_time_is_what_the_clock_and_pauses_take(tmp_path: Path) -> None:
 def test_there_are_enough_scenarios_and_each_room_has_some() -> None:
     scenarios = load_all()
 
-    assert len(scenarios) >= 80
+    assert len(scenarios) >= 300
     assert {scenario.name.split("/")[0] for scenario in scenarios} == {
         "acquire",
         "renew",
         "release",
         "takeover",
         "guard",
+        "wait",
+        "watch",
         "server",
     }
