@@ -429,6 +429,41 @@ def test_closing_the_client_ends_the_pause_before_a_stream(threads: ThreadsStage
     assert threads.sleeps() == []
 
 
+def test_closing_the_client_waits_for_a_release_under_way(
+    threads: ThreadsStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The body's thread may be faster to release than the one that closes."""
+    has_begun, goes_on = Latch(), Latch()
+
+    def slow(sent_at: float) -> Any:
+        has_begun.set()
+        threads.activity.wait(goes_on)
+        return answer(204)(sent_at)
+
+    def body() -> None:
+        with threads.locks.with_lock("k", ttl=30) as guard:
+            guard.wait_lost(None)
+
+    def after_the_body(job: Callable[[], object]) -> None:
+        threads.activity.wait(has_begun)
+        submit(job)
+
+    submit = threads.runtime.workers.submit
+    threads.script(release=[slow])
+    threads.call(body)
+    monkeypatch.setattr(threads.runtime.workers, "submit", after_the_body)
+
+    closing = threads.call(threads.runtime.close)
+    assert has_begun.is_set()
+    assert (closing.is_over, threads.wire.is_closed) == (False, False)
+    goes_on.set()
+    threads.settle()
+
+    assert closing.error is None
+    assert (closing.is_over, threads.wire.is_closed) == (True, True)
+    assert threads.wire.summary() == "acquire release"
+
+
 def test_a_child_waits_with_a_stream_of_its_own(threads: ThreadsStage) -> None:
     parents = threads.runtime.waiters
 

@@ -40,6 +40,7 @@ class HeldLock(Kept):
         self._runtime = runtime
         self._name = (holding.lease.key, holding.lease.token)
         self._is_dropped = False
+        self._release_ended: Latch | None = None
 
     def begin(self) -> bool:
         """From now on it is renewed.  True when a renewal is due at once: wait until `fresh`."""
@@ -159,9 +160,13 @@ class HeldLock(Kept):
     def release_at_close(self) -> VolcanoError | None:
         """The client is being closed: what went wrong with the release, if anything."""
         with self._runtime.lock:
-            if self.holding.released or self._is_dropped:
+            under_way = self._release_ended
+            if self.holding.released or (self._is_dropped and under_way is None):
                 return None
             self._is_dropped = True
+        if under_way is not None:  # on the body's thread, which hears what goes wrong with it
+            self._runtime.timers.wait(under_way)
+            return None
         try:
             self._release(tries=1)
         except VolcanoError as failure:
@@ -179,7 +184,7 @@ class HeldLock(Kept):
 
     def become_childs(self) -> None:
         """In the child of a fork: the lease is the parent's.  No lock of before is touched."""
-        self._is_dropped = True
+        self._is_dropped, self._release_ended = True, None
         self.fresh, self._is_settled = Latch(), False
         self._waiters, self._callbacks = [], []
         self.flight, self.wakes_at = None, math.inf
@@ -188,8 +193,12 @@ class HeldLock(Kept):
     def _release(self, *, tries: int) -> None:
         lease = self.holding.lease
         self._is_dropped = True  # whatever interrupts it, the runtime sees it through
-        self._runtime.release(lease.key, lease.token, tries=tries)
-        self.holding.released = True
+        self._release_ended = ended = Latch()
+        try:
+            self._runtime.release(lease.key, lease.token, tries=tries)
+            self.holding.released = True
+        finally:
+            ended.set()
 
     def _leave(self) -> None:
         others = self._runtime.running.get(self._name, [])
