@@ -10,7 +10,7 @@ from volcano_server import hub as module
 from volcano_server.clock import ManualClock
 from volcano_server.events import Event, Kind
 from volcano_server.hub import CHUNK, COMMENTS, LINGERS, MOST_STREAMS, TooManyStreamsError
-from volcano_server.lease import SECOND, Answer, Held, Read, SlotKey
+from volcano_server.lease import SECOND, Answer, Read, SlotKey
 from volcano_server.room import MOST_RECENT
 from volcano_server.stores.memory import MemoryStore
 from volcano_server.stores.store import HeldKeys, StoreUnavailableError
@@ -658,9 +658,9 @@ async def test_what_another_server_told_is_told_here_once(listening: Listening) 
     ended = Event(Kind.RELEASED, NIGHTLY, 7, 2)
 
     for event in (begun, begun, ended, begun, ended):
-        listening.hub.hear(event)
-    listening.hub.hear(Event(Kind.ACQUIRED, SlotKey(PROJECT, "hourly"), 7, 1))
-    listening.hub.hear(Event(Kind.ACQUIRED, SlotKey("bank", "nightly"), 7, 1))
+        listening.hub.hear(event, event.at)
+    listening.hub.hear(Event(Kind.ACQUIRED, SlotKey(PROJECT, "hourly"), 7, 1), 1)
+    listening.hub.hear(Event(Kind.ACQUIRED, SlotKey("bank", "nightly"), 7, 1), 1)
 
     assert brief(await listening.heard(stream)) == [
         ("acquired", "nightly"),
@@ -674,26 +674,12 @@ async def test_a_lease_of_unknown_length_is_looked_up(listening: Listening) -> N
     granted = await listening.acquire(ttl=5)
     listening.queue.on_written = told
 
-    listening.hub.hear(Event(Kind.ACQUIRED, NIGHTLY, granted.fencing_token, 1))
+    listening.hub.hear(Event(Kind.ACQUIRED, NIGHTLY, granted.fencing_token, 1), 1)
     await listening.advance(5.9)
     assert brief(await listening.heard(stream)) == [("acquired", "nightly")]
     await listening.advance(0.1)
 
     assert brief(await listening.heard(stream)) == [("lapsed", "nightly")]
-
-
-async def test_a_look_makes_good_what_was_not_heard(listening: Listening) -> None:
-    stream = await listening.open("nightly")
-
-    listening.hub.see(NIGHTLY, Held(31 * SECOND, 7, 30 * SECOND), 1 * SECOND)
-    listening.hub.see(NIGHTLY, Held(31 * SECOND, 7, 29 * SECOND), 2 * SECOND)
-    listening.hub.see(NIGHTLY, None, 3 * SECOND)
-    listening.hub.see(SlotKey(PROJECT, "hourly"), Held(31 * SECOND, 7), 1)
-
-    assert brief(await listening.heard(stream)) == [
-        ("acquired", "nightly"),
-        ("released", "nightly"),
-    ]
 
 
 # Clocks moved by other threads.

@@ -28,7 +28,7 @@ from volcano_server.routes import (
 )
 from volcano_server.service import LockService
 from volcano_server.settings import Settings
-from volcano_server.stores.store import SharedCounts, Store
+from volcano_server.stores.store import SharedCounts, SharedNews, Store
 from volcano_server.stores.sweeper import keep_swept
 
 
@@ -55,6 +55,7 @@ def create_app(
         queue,
         store,
         clock,
+        news=store if isinstance(store, SharedNews) else None,
         on_fault=lambda: log.trouble("internal_error", events=True, exc_info=True),
     )
     service = LockService(access, queue, hub, clock, settings)
@@ -78,6 +79,7 @@ def create_app(
                 lambda: _refresh(access, log, settings.access_refresh),
                 lambda: keep_swept(store, asyncio.sleep),
                 lambda: _exchange_counts(service, counts, settings.counts_exchange),
+                *([hub.feed.run] if hub.feed is not None else []),
             )
         ]
         stop_listening = (

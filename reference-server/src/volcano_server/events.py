@@ -84,7 +84,9 @@ def heard(known: Known, event: Event) -> Followed:
         return known, ()
     begins = event.kind is Kind.ACQUIRED
     if event.fencing_token == known.fencing_token:
-        if begins or known.free_at is None:
+        if begins:
+            return (_goes_on(known, event.fencing_token, event.free_at or known.free_at), ())
+        if known.free_at is None:
             return known, ()
         return Known(event.fencing_token, None), (event,)
     after = Known(event.fencing_token, event.free_at if begins else None)
@@ -110,7 +112,7 @@ def learned(known: Known, held: Held) -> Known:
     return Known(held.fencing_token, held.expires_at + GRACE)
 
 
-def _goes_on(known: Known, fencing_token: int, free_at: int) -> Known:
+def _goes_on(known: Known, fencing_token: int, free_at: int | None) -> Known:
     """The lease was renewed.  One that is not known of has an `acquired` on its way."""
     if fencing_token != known.fencing_token or known.free_at is None:
         return known

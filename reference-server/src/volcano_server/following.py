@@ -9,7 +9,7 @@ Only followed keys are here, so a million live locks that nobody watches cost no
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from volcano_server import events
@@ -35,12 +35,24 @@ class _Followed:
 
 
 class Following:
-    """Used from one event loop.  `publish` gets the events, in their order for each key."""
+    """Used from one event loop.  `publish` gets the events, in their order for each key.
 
-    def __init__(self, agenda: Agenda, queue: BatchQueue, publish: Callable[[Event], None]) -> None:
+    `catch_up`: hear what other servers have told by now, so that a look finds only what they have
+    not.  Raises StoreUnavailableError.
+    """
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        queue: BatchQueue,
+        publish: Callable[[Event], None],
+        *,
+        catch_up: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._agenda = agenda
         self._queue = queue
         self._publish = publish
+        self._catch_up = catch_up
         # By key: SlotKey("shop", "nightly") -> _Followed(Known(7, 1_800_000_031_000_000), ...)
         self._followed: dict[SlotKey, _Followed] = {}
         self._on_due = self._due  # one object for all entries, of which there may be a million
@@ -53,9 +65,9 @@ class Following:
         slot_key = command.slot_key
         self._went(slot_key, events.told(self._known(slot_key), command, answer), left)
 
-    def hear(self, event: Event) -> None:
-        """What another server's store told.  Where its `free_at` is not known it is looked up."""
-        left = max(0, event.free_at - event.at) if event.free_at else 0
+    def hear(self, event: Event, now: int) -> None:
+        """What another server's store told; `now`: its time.  An unknown `free_at` is looked up."""
+        left = max(0, event.free_at - now)
         self._went(event.slot_key, events.heard(self._known(event.slot_key), event), left)
 
     def see(self, slot_key: SlotKey, held: Held | None, at: int) -> None:
@@ -71,6 +83,14 @@ class Following:
     def forget(self, slot_keys: Iterable[SlotKey]) -> None:
         for slot_key in slot_keys:
             self._followed.pop(slot_key, None)
+
+    def leases(self) -> dict[SlotKey, int]:
+        """The fencing tokens of those that are not over."""
+        return {
+            slot_key: followed.known.fencing_token
+            for slot_key, followed in self._followed.items()
+            if followed.known.free_at is not None
+        }
 
     def keys(self) -> list[SlotKey]:
         return list(self._followed)
@@ -131,6 +151,8 @@ class Following:
                 number = min(_TOGETHER, len(self._to_check))
                 some = [self._to_check.popleft() for _ in range(number)]
                 found = await asyncio.gather(*(self._read(slot_key) for slot_key, _ in some))
+                if not await self._caught_up():
+                    found = [None] * number
                 for (slot_key, lease), answer in zip(some, found, strict=True):
                     self._checked(slot_key, lease, answer)
         finally:
@@ -141,6 +163,14 @@ class Following:
             return await self._queue.submit(Read(slot_key))
         except Exception:  # noqa: BLE001 - the requests that meet it say so; here it is tried again
             return None
+
+    async def _caught_up(self) -> bool:
+        if self._catch_up is not None:
+            try:
+                await self._catch_up()
+            except Exception:  # noqa: BLE001 - as in `_read`
+                return False
+        return True
 
     def _checked(self, slot_key: SlotKey, fencing_token: int, answer: Answer | None) -> None:
         followed = self._followed.get(slot_key)

@@ -8,10 +8,9 @@
 Fed after each commit, in commit order.  While nobody listens the queue does not even call: then the
 hub costs nothing.  Only the keys that a filter asks for are followed.
 
-Servers that share a store each have a hub, which is told only what its own server has done.  What
-the others did comes in through `hear`, event by event in commit order for each key, or through
-`see`, as what a look at a followed key found; `follows` says which keys are of interest.  Either
-may come twice, late or not at all: events.py publishes each beginning and end once, in order.
+Servers that share a store each have a hub, which hears what all of them did, its own server too,
+from one feed, in commit order for each key: feed.py.  What nobody left word of a look finds now and
+then.  Either may come twice or late: events.py publishes each beginning and end once, in order.
 The rule in words: docs/semantics.md#events.
 """
 
@@ -26,11 +25,12 @@ from volcano_server.agenda import Agenda
 from volcano_server.batch import BatchQueue
 from volcano_server.clock import HostClock
 from volcano_server.events import Event
+from volcano_server.feed import Feed
 from volcano_server.following import Following
 from volcano_server.lease import SECOND, Answer, Held, Read, SlotKey, Write
 from volcano_server.problems import Problem
 from volcano_server.room import Filter, Room
-from volcano_server.stores.store import Store, StoreUnavailableError
+from volcano_server.stores.store import SharedNews, Store, StoreUnavailableError
 from volcano_server.subscription import Ending, Subscription
 from volcano_server.wire_events import Filters, reset_block
 
@@ -57,8 +57,18 @@ class Hub:
         store: Store,
         clock: HostClock,
         *,
+        news: SharedNews | None = None,
         on_fault: Callable[[], None] = lambda: None,
     ) -> None:
+        self.feed: Feed | None = None
+        if news is not None:
+            self.feed = Feed(
+                news,
+                wanted=lambda: bool(self._rooms),
+                hear=self.hear,
+                lost=self._lost,
+                look=self.look_again,
+            )
         self.agenda = Agenda(clock)
         self.published: Counter[str] = Counter()  # {"acquired": 17, "lapsed": 1}
         self.sent = 0
@@ -67,7 +77,8 @@ class Hub:
         self._on_fault = on_fault
         self._queue = queue
         self._store = store
-        self._following = Following(self.agenda, queue, self._publish)
+        catch_up = None if self.feed is None else self.feed.catch_up
+        self._following = Following(self.agenda, queue, self._publish, catch_up=catch_up)
         self._rooms: dict[str, Room] = {}
         self._filters: dict[Subscription, list[Filter]] = {}  # of all that are open
         self._server = secrets.token_hex(4)  # part of each id: another server's is none of ours
@@ -86,6 +97,8 @@ class Hub:
         """
         if self._closed:
             raise StoreUnavailableError("The server is stopping.")
+        if self.feed is not None:
+            await self.feed.catch_up()  # what came before is not for this one
         room = self._rooms.setdefault(project, Room())
         if len(room.subscriptions) >= MOST_STREAMS:
             raise TooManyStreamsError
@@ -149,6 +162,10 @@ class Hub:
 
     def told(self, commands: Sequence[Write], answers: Sequence[Answer]) -> None:
         """A batch of this server's that is on disk."""
+        if self.feed is not None:
+            if any(self.follows(command.slot_key) for command in commands):
+                self.feed.wake()
+            return
         rooms, following = self._rooms, self._following
         try:
             for command, answer in zip(commands, answers, strict=True):
@@ -162,15 +179,43 @@ class Hub:
             for subscription in list(self._filters):
                 subscription.cut_off(reset)
 
-    def hear(self, event: Event) -> None:
-        """What another server has told, of a key that may be followed here."""
+    def hear(self, event: Event, now: int) -> None:
+        """What a server has told, of a key that may be followed here; `now`: the store's time."""
         if self.follows(event.slot_key):
-            self._following.hear(event)
+            self._following.hear(event, now)
 
-    def see(self, slot_key: SlotKey, held: Held | None, at: int) -> None:
-        """What a look at a key found: the lease that is not over, if any, `at` the store's time."""
-        if self.follows(slot_key):
-            self._following.see(slot_key, held, at)
+    def _lost(self) -> None:
+        """Events may be missing."""
+        self._number += 1
+        reset = reset_block(self._id(self._number))
+        for room in self._rooms.values():
+            room.forget(self._number)
+        for subscription in self._filters:
+            subscription.tell(reset, reset)
+
+    async def look_again(self) -> None:
+        """Find what nobody has left word of.  Raises StoreUnavailableError."""
+        assert self.feed is not None
+        before = self._following.leases()
+        looked_at, found = set(before), dict[SlotKey, Held]()
+        for project, room in list(self._rooms.items()):
+            for each in room.filters():
+                if each.is_prefix:
+                    found.update(await self._held(project, each.text))
+                else:
+                    looked_at.add(SlotKey(project, each.text))
+        for slot_key in looked_at - found.keys():
+            answer = await self._queue.submit(Read(slot_key))
+            if isinstance(answer, Held):
+                found[slot_key] = answer
+        await self.feed.catch_up()  # what is left now was told by nobody
+        for slot_key, held in found.items():
+            if self.follows(slot_key):
+                self._following.see(slot_key, held, held.expires_at - held.expires_in)
+        after = self._following.leases()
+        for slot_key, fencing_token in before.items():
+            if slot_key not in found and after.get(slot_key) == fencing_token:
+                self._following.see(slot_key, None, self.feed.now)
 
     def follows(self, slot_key: SlotKey) -> bool:
         room = self._rooms.get(slot_key.project)
@@ -225,13 +270,18 @@ class Hub:
         new.looked = True
 
     async def _look_through(self, project: str, new: Filter) -> None:
+        for slot_key, held in (await self._held(project, new.text)).items():
+            self._following.learn(slot_key, held)
+        new.looked = True
+
+    async def _held(self, project: str, prefix: str) -> dict[SlotKey, Held]:
+        found: dict[SlotKey, Held] = {}
         after: str | None = ""
         while after is not None:
-            chunk = await self._store.held(project, new.text, after, CHUNK)
-            for key, held in chunk.held:
-                self._following.learn(SlotKey(project, key), held)
+            chunk = await self._store.held(project, prefix, after, CHUNK)
+            found.update((SlotKey(project, key), held) for key, held in chunk.held)
             after = chunk.looked_to
-        new.looked = True
+        return found
 
     # What is due.
 

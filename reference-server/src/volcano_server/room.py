@@ -83,6 +83,16 @@ class Room:
         for each in filters:
             each.subscriptions.discard(subscription)
 
+    def filters(self) -> list[Filter]:
+        """All that are followed."""
+        prefixes = (each for alike in self._by_prefix.values() for each in alike.values())
+        return [*self._by_key.values(), *prefixes]
+
+    def forget(self, now: int) -> None:
+        """What came up to the number `now` cannot be told again."""
+        self._recent.clear()
+        self._forgotten = now
+
     def has(self, wanted: Filter) -> bool:
         """Whether this very filter is followed, not one that came after it."""
         alike = self._by_prefix.get(len(wanted.text), {}) if wanted.is_prefix else self._by_key

@@ -4,7 +4,7 @@
                 --read---> lane --one connection--> primary
     sweeper     ---------> lane --one connection--> primary        1. BEGIN, lock and load the rows,
     quota       ---------> lane --one connection--> primary           read the clock
-                                                                   2. write what changed, COMMIT
+    feed        ---------> lane --one connection--> primary        2. write what changed, COMMIT
 
 Each transaction stands for itself, under READ COMMITTED: no session state, no prepared statements,
 so a transaction-mode pooler may lie between.  Three rules make replicas safe beside each other:
@@ -31,7 +31,7 @@ import psycopg
 from psycopg import errors
 from psycopg.pq import TransactionStatus
 
-from volcano_server import fencing
+from volcano_server import feed, fencing
 from volcano_server.clock import HostClock
 from volcano_server.database import Database, cut, migrate, reason
 from volcano_server.lease import (
@@ -47,7 +47,7 @@ from volcano_server.lease import (
     Write,
     decide_all,
 )
-from volcano_server.stores.store import HeldKeys, StoreUnavailableError
+from volcano_server.stores.store import HeldKeys, News, StoreUnavailableError
 
 T = TypeVar("T")
 Connection = psycopg.AsyncConnection[Any]
@@ -85,7 +85,9 @@ _NOT_DURABLE = b"SET LOCAL synchronous_commit = off"
 _COMMIT = b"COMMIT"
 _ROLLBACK = b"ROLLBACK"
 _CLOCK = b"""
-SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, highest_swept FROM volcano.store
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, highest_swept,
+    watched_until > pg_catalog.clock_timestamp()
+FROM volcano.store
 """
 # LATERAL: a look into the index for each key in the order in which they are given, and never a scan
 # of the table, whatever the planner thinks of its size.
@@ -143,6 +145,25 @@ ON CONFLICT (number, project) DO UPDATE SET used = old.used + excluded.used
 RETURNING project, number, used
 """
 _FORGET = b"DELETE FROM volcano.windows WHERE number < $1"
+# The watch, and its news: feed.py.
+_LEAVE_WORD = b"INSERT INTO volcano.news (events) VALUES ($1)"
+_WATCH = b"""
+UPDATE volcano.store SET watched_until = pg_catalog.clock_timestamp() + interval '60 s'
+"""
+_FORGET_NEWS = b"""
+DELETE FROM volcano.news WHERE at < pg_catalog.clock_timestamp() - interval '60 s'
+"""
+_OWN_NUMBER = b"INSERT INTO volcano.news (events) VALUES ('[]') RETURNING number"
+_NUMBERS = b"SELECT number FROM volcano.news"
+_NEWS = b"""
+SELECT number, events FROM volcano.news WHERE number > $1 OR number = ANY ($2::bigint[])
+ORDER BY number LIMIT $3
+"""
+_WATCHED = b"""
+SELECT extract(epoch FROM watched_until - pg_catalog.clock_timestamp())::float8 FROM volcano.store
+"""
+_NEWS_AT_ONCE = 1_000
+_WATCH_LEFT = 40.0  # seconds, below which the watch is moved on
 
 
 class UnknownOutcomeError(StoreUnavailableError):
@@ -167,9 +188,9 @@ class PostgresqlStore:
         self._on_clock_step = on_clock_step
         self._offset: Offset | None = None
         self._swept_to = ("", "")  # the sweeper's place in the key order: ("shop", "nightly")
-        self._writing, self._reading, self._sweeping, self._counting = self._lanes = tuple(
-            Lane(database) for _ in range(4)
-        )
+        self._news_link: Connection | None = None  # on which the watch began
+        self._lanes = tuple(Lane(database) for _ in range(5))
+        self._writing, self._reading, self._sweeping, self._counting, self._listening = self._lanes
 
     async def open(self) -> None:
         await asyncio.to_thread(migrate, self._database)
@@ -198,6 +219,12 @@ class PostgresqlStore:
     async def add(self, counts: Mapping[tuple[str, int], int]) -> Mapping[tuple[str, int], int]:
         return await self._counting.run(lambda link: self._add(link, counts))
 
+    async def begin_news(self) -> tuple[int, Sequence[int], int]:
+        return await self._listening.run(self._begin_news)
+
+    async def read_news(self, top: int, missing: Sequence[int]) -> News | None:
+        return await self._listening.run(lambda link: self._read_news(link, top, missing))
+
     # One attempt each.
 
     async def _apply(
@@ -210,15 +237,17 @@ class PostgresqlStore:
             rows = await _execute(link, _LOAD_LOCKED, *_columns(keys, 2))
             clock = await self._ask_clock(link)
         slots = _slots(await rows.fetchall())
-        now, highest_swept = await self._clock(clock)
+        now, highest_swept, watched = await self._clock(clock)
         known = frozenset(slots)
+        expiries = {key: slot.lease.expires_at for key, slot in slots.items() if slot.lease}
         floor = fencing.floor(highest_swept=highest_swept, wall=now, opened_at=0)
         answers, changed = decide_all(slots, commands, now, floor)
         if not claim.take():
             await link.execute(_ROLLBACK)
             raise StoreUnavailableError("The batch came too late.")
         if changed:
-            await _write(link, changed, known)
+            news = feed.text_of(commands, answers, expiries) if watched else None
+            await _write(link, changed, known, news)
         else:
             with suppress(psycopg.Error):  # the answers hold, whatever becomes of the connection
                 await link.execute(_ROLLBACK)
@@ -232,7 +261,7 @@ class PostgresqlStore:
             rows = await _execute(link, _LOAD_UNLOCKED, *_columns(keys, 2))
             clock = await self._ask_clock(link)
             await _execute(link, _COMMIT)
-        now, _ = await self._clock(clock)
+        now, *_ = await self._clock(clock)
         return decide_all(_slots(await rows.fetchall()), commands, now, 0)[0]
 
     async def _held(
@@ -245,7 +274,7 @@ class PostgresqlStore:
             rows = await _execute(link, _LOAD_BEGINNING_SO, *wanted, limit)
             clock = await self._ask_clock(link)
             await _execute(link, _COMMIT)
-        now, _ = await self._clock(clock)
+        now, *_ = await self._clock(clock)
         slots = _slots(await rows.fetchall())
         keys = list(slots)
         answers, _ = decide_all(slots, [Read(each) for each in keys], now, 0)
@@ -267,7 +296,7 @@ class PostgresqlStore:
             clock = await self._ask_clock(link)
             await _execute(link, _COMMIT)
         seen = await rows.fetchall()
-        now, _ = await self._clock(clock)
+        now, *_ = await self._clock(clock)
         deleted = 0
         if any(free_at <= now - DAY for _, _, free_at in seen):
             async with link.pipeline():
@@ -294,21 +323,61 @@ class PostgresqlStore:
             await _execute(link, _COMMIT)
         return {(project, number): used for project, number, used in await sums.fetchall()}
 
+    async def _begin_news(self, link: Connection) -> tuple[int, Sequence[int], int]:
+        async with link.pipeline():
+            await _execute(link, _BEGIN)
+            await _execute(link, _SET)
+            # The row first: who may not write one must not make the others try.
+            own = await _execute(link, _OWN_NUMBER)
+            numbers = await _execute(link, _NUMBERS)
+            await _execute(link, _WATCH)
+            clock = await self._ask_clock(link)
+            await _execute(link, _COMMIT)
+        now, *_ = await self._clock(clock)
+        ((number,),) = await own.fetchall()
+        self._news_link = link
+        return number, [each for (each,) in await numbers.fetchall() if each < number], now
+
+    async def _read_news(self, link: Connection, top: int, missing: Sequence[int]) -> News | None:
+        if link is not self._news_link:
+            return None  # it may be another primary, where other numbers were given out
+        gaps = _columns([(each,) for each in missing], 1)
+        async with link.pipeline():
+            await _execute(link, _BEGIN_READ_ONLY)
+            await _execute(link, _SET)
+            found = await _execute(link, _NEWS, top, *gaps, _NEWS_AT_ONCE)
+            watched = await _execute(link, _WATCHED)
+            clock = await self._ask_clock(link)
+            await _execute(link, _COMMIT)
+        now, *_ = await self._clock(clock)
+        ((left,),) = await watched.fetchall()
+        if left <= 0:
+            return None
+        if left < _WATCH_LEFT:
+            async with link.pipeline():
+                await _execute(link, _BEGIN)
+                await _execute(link, _SET)
+                await _execute(link, _FORGET_NEWS)
+                await _execute(link, _WATCH)
+                await _execute(link, _COMMIT)
+        rows = await found.fetchall()
+        return News(rows, now, is_all=len(rows) < _NEWS_AT_ONCE)
+
     # The clock.
 
     async def _ask_clock(self, link: Connection) -> "tuple[int, Cursor]":
         return self._host.elapsed(), await _execute(link, _CLOCK)
 
-    async def _clock(self, asked: "tuple[int, Cursor]") -> tuple[int, int]:
-        """The database's wall clock in µs since 1970, and the highest swept token."""
+    async def _clock(self, asked: "tuple[int, Cursor]") -> tuple[int, int, bool]:
+        """The database's wall clock in µs since 1970, the highest swept token, the watch."""
         asked_at, cursor = asked
-        ((now, highest_swept),) = await cursor.fetchall()
+        ((now, highest_swept, watched),) = await cursor.fetchall()
         offset = Offset(now - self._host.elapsed(), now - asked_at)
         step = 0 if self._offset is None else offset.step_from(self._offset)
         self._offset = offset
         if abs(step) > _CLOCK_STEP:
             self._on_clock_step(step / SECOND)
-        return now, highest_swept
+        return now, highest_swept, watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +519,10 @@ async def _execute(link: Connection, statement: bytes, *values: object) -> Curso
 
 
 async def _write(
-    link: Connection, changed: Mapping[SlotKey, Slot], known: frozenset[SlotKey]
+    link: Connection,
+    changed: Mapping[SlotKey, Slot],
+    known: frozenset[SlotKey],
+    news: str | None,
 ) -> None:
     """Write and commit in one round trip.  Raises psycopg.Error where nothing was committed."""
     rows = sorted(_row(key, slot) for key, slot in changed.items() if key in known)
@@ -468,6 +540,8 @@ async def _write(
                 await _execute(link, _INSERT, *_columns(new_rows, 7))
             if rows:
                 await _execute(link, _UPDATE, *_columns(rows, 7))
+            if news is not None:  # behind the slots: then the locks are there
+                await _execute(link, _LEAVE_WORD, news)
             await _execute(link, _COMMIT)
     except (*_AGAIN, errors.ReadOnlySqlTransaction):
         raise

@@ -16,7 +16,7 @@ one `read` under way; a `read` handed over before an `apply` is answered before 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from volcano_server.lease import Answer, Held, Read, Write
 
@@ -103,4 +103,29 @@ class SharedCounts(Protocol):
         """Add to the sums of (project, number of the window); the sums afterwards.
 
         Raises StoreUnavailableError; then it is not known whether they were added.
+        """
+
+
+class News(NamedTuple):
+    """Rows (number, text) in the order of their numbers.  `now`: the store's time after them."""
+
+    rows: Sequence[tuple[int, str]]
+    now: int
+    is_all: bool
+
+
+@runtime_checkable
+class SharedNews(Protocol):
+    """Where the servers that share a store leave word of what they did: feed.py."""
+
+    async def begin_news(self) -> tuple[int, Sequence[int], int]:
+        """From now on batches leave word: a number of ours, those that are there, the store's time.
+
+        Raises StoreUnavailableError.
+        """
+
+    async def read_news(self, top: int, missing: Sequence[int]) -> News | None:
+        """What is behind `top` and of those missing; None where some may have been lost.
+
+        Raises StoreUnavailableError.
         """
