@@ -109,11 +109,11 @@ module Volcano
     # Returns whether to wait on.
     def try_again(waiter, &taken)
       try(request, &taken)
-      return false if @error.nil? || (taken && @flow.acquired)
-
+      if @error.nil? || (taken && @flow.acquired) || @error.is_a?(Error::ConflictError)
+        waiter.held # by this call or another
+        return @error.is_a?(Error::ConflictError)
+      end
       case @error
-      when Error::ConflictError
-        waiter.tell { |turn, now| turn.refused(now, rand) }
       when *Waiting::PASSING
         return false unless start_afresh
 
@@ -141,7 +141,7 @@ module Volcano
       request = Operations.get(@key, **@client.locks.sender)
       outcome = @session.transport.call(Operations::Try.new(request: request, timeout: @client.timeout))
       state = Operations.state(request, outcome)
-      waiter.tell_all { |turn, now, others| turn.read(state, now, @session.clock.wall, rand, companions: others) }
+      waiter.tell_all { |turn, now| turn.read(state, now, @session.clock.wall, rand) }
       true
     rescue *Waiting::PASSING => error
       waiter.tell_all { |turn, now| turn.not_read(error, now, rand) }

@@ -104,10 +104,20 @@ module Volcano
         try_by(now + Waiting.spread(@watchers, random)) if Events::FREEING.include?(event.type)
       end
 
-      # A try was answered: held by another.
+      # A try was answered, the call's own or that of another for which it stood back: the key is held.
       def refused(now, random)
         @backoff.worked
         @poll_at = now + Waiting.poll_delay(random) if @polls
+      end
+
+      # Another call of the client tries for the key.
+      def stand_back
+        @try_at = Float::INFINITY
+      end
+
+      # That one found out nothing.
+      def step_forward(now)
+        try_by(now)
       end
 
       # A try failed, and the next may do better. `jitter`: -1 to 1.
@@ -116,16 +126,12 @@ module Volcano
         try_by(now)
       end
 
-      # A poll was answered with this LockState, by the call or by another of the `companions` that wait for the key with it.
-      # `wall`: the time of day, in seconds since 1970.
-      def read(state, now, wall, random, companions: 0)
+      # A poll was answered with this LockState, by the call or by another that waits for the key. `wall`: the time of day, in
+      # seconds since 1970.
+      def read(state, now, wall, random)
         return unless @polls
 
-        if state.held?
-          @poll_at = now + Waiting.poll_delay(random, state.expires_at.to_f - wall)
-        else
-          try_by(now + Waiting.spread(1 + companions, random))
-        end
+        state.held? ? @poll_at = now + Waiting.poll_delay(random, state.expires_at.to_f - wall) : try_by(now)
       end
 
       # A poll failed, and the next may do better.

@@ -14,6 +14,9 @@ module Volcano
   # one only while somebody waits; while it is not open, each call polls for itself. When the stream does not tell of all
   # the keys any more, one that does is opened first and the old one closed then.
   #
+  # Of those that are to try for the same key only one does, and the others stand back: whether it gets the key or not,
+  # they could not. If it leaves without an answer, they step forward.
+  #
   #   nobody waits ── a call ──> opening ── open ──> open ── a further key ──> open, and another opening
   #        ^                        ^  └── refused ──┐ └── lost ──┐               │ open: the old one is closed
   #        └── the last has left    └── backoff ─────┴────────────┘<──────────────┘
@@ -23,12 +26,13 @@ module Volcano
   class WaitingRoom
     include Discreet
 
-    # A call that waits. `over_timer`: for the end of its wait; `timer`: for its next step; `stirred`: it may go on.
+    # A call that waits. `over_timer`: for the end of its wait; `timer`: for its next step; `stirred`: it may go on;
+    # `behind`: the Waiter that tries in its place.
     class Waiter
       include Discreet
 
       attr_reader :key, :turn, :changed
-      attr_accessor :over_timer, :timer, :stirred
+      attr_accessor :over_timer, :timer, :stirred, :behind
 
       def initialize(room, key, over_at)
         @room = room
@@ -36,6 +40,7 @@ module Volcano
         @turn = Waiting::Turn.new(over_at)
         @changed = ConditionVariable.new
         @stirred = false
+        @behind = nil
       end
 
       # Waits for the next step: :try, :poll or :give_up.
@@ -44,12 +49,17 @@ module Volcano
         @room.next_step(self)
       end
 
-      # Yields its Turn and the time, to be told what became of a try.
+      # Its try was answered, well or by a refusal: somebody has the key.
+      def held
+        @room.held(self)
+      end
+
+      # Yields its Turn and the time, to be told what else became of a try.
       def tell
         @room.tell(self) { |now| yield @turn, now }
       end
 
-      # What a poll read is for all that wait for the key. Yields the Turn of each, the time, and how many others there are.
+      # What a poll read is for all that wait for the key. Yields the Turn of each, and the time.
       def tell_all(&block)
         @room.tell_all(@key, &block)
       end
@@ -102,8 +112,14 @@ module Volcano
 
     def tell_all(key)
       synchronize do
-        waiters = @waiters.fetch(key, [])
-        waiters.each { |waiter| [yield(waiter.turn, @clock.now, waiters.size - 1), settle(waiter)] }
+        @waiters.fetch(key, []).each { |waiter| [yield(waiter.turn, @clock.now), settle(waiter)] }
+      end
+    end
+
+    def held(trier)
+      synchronize do
+        behind = those_behind(trier).each { |waiter| waiter.behind = nil }
+        [trier, *behind].each { |waiter| [waiter.turn.refused(@clock.now, rand), settle(waiter)] }
       end
     end
 
@@ -161,7 +177,22 @@ module Volcano
       waiter.timer&.cancel
       remaining = @waiters.fetch(waiter.key, []).reject { |other| other.equal?(waiter) }
       remaining.empty? ? @waiters.delete(waiter.key) : @waiters[waiter.key] = remaining
+      those_behind(waiter).each { |other| [other.behind = nil, other.turn.step_forward(@clock.now), settle(other)] }
       arrange if @waiters.empty?
+    end
+
+    def those_behind(trier)
+      @waiters.fetch(trier.key, []).select { |waiter| waiter.behind.equal?(trier) }
+    end
+
+    def let_stand_back(trier)
+      @waiters[trier.key].each do |waiter|
+        next if waiter.equal?(trier)
+
+        waiter.turn.stand_back
+        waiter.behind = trier
+        settle(waiter)
+      end
     end
 
     def each_waiter(&block)
@@ -173,6 +204,7 @@ module Volcano
 
       waiter.stirred = false
       step = waiter.turn.next_step(@clock.now)
+      let_stand_back(waiter) if step == :try
       settle(waiter) unless step
       step
     end
@@ -261,7 +293,8 @@ module Volcano
       @waiters.each do |key, waiters|
         next if old&.filters&.cover?(key) || !listening.filters.cover?(key)
 
-        waiters.each { |waiter| [waiter.turn.covered(@clock.now, rand), settle(waiter)] }
+        random = rand
+        waiters.each { |waiter| [waiter.turn.covered(@clock.now, random), settle(waiter)] }
       end
       old&.stream&.retire
       arrange
@@ -271,8 +304,12 @@ module Volcano
     def heard(listening, events)
       @backoff.worked if listening.equal?(@open)
       events.each do |event|
-        waiters = event.key ? @waiters.fetch(event.key, []) : @waiters.values.flatten
-        waiters.each { |waiter| [waiter.turn.heard(event, @clock.now, rand), settle(waiter)] }
+        @waiters.each do |key, waiters|
+          next unless event.key.nil? || event.key == key
+
+          random = rand
+          waiters.each { |waiter| [waiter.turn.heard(event, @clock.now, random), settle(waiter)] }
+        end
       end
     end
 
