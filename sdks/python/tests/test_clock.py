@@ -64,3 +64,9 @@ def test_elsewhere_a_step_back_does_not_hide_a_later_suspend(
     host.wall += 60  # suspended
 
     assert clock.now() - start == 60
+
+
+def test_the_wall_clock_is_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch)
+
+    assert SystemClock().wall() == host.wall

@@ -473,3 +473,97 @@ def test_control_c_during_a_hang_ends_within_the_bounds(server: VolcanoServer) -
         patience=2 * PATIENCE,
     )
     assert 6.3 <= float(done.stdout) < PATIENCE
+
+
+# --- while somebody waits
+
+
+def test_control_c_ends_a_wait_and_leaves_nothing(server: VolcanoServer) -> None:
+    done = run(
+        server,
+        """
+        other = VolcanoClient(trust_env=False)
+        lease = other.locks.acquire("a", ttl=30)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        started = time.monotonic()
+        try:
+            client.locks.acquire("a", ttl=600, wait=60)
+        except KeyboardInterrupt:
+            print(time.monotonic() - started < 10)
+        other.locks.release("a", lease)
+        time.sleep(0.3)
+        print(other.locks.get("a").held)
+        """,
+    )
+    assert done.stdout.split() == ["True", "False"]
+
+
+def test_a_process_that_ends_with_somebody_waiting_ends_at_once(server: VolcanoServer) -> None:
+    took = seconds_to_exit(
+        server,
+        """
+        lease = client.locks.acquire("a", ttl=30)
+        def wait():
+            client.locks.acquire("a", ttl=30, wait=60)
+        threading.Thread(target=wait, daemon=True).start()
+        time.sleep(0.5)
+        """,
+    )
+    assert took < PATIENCE / 4
+
+
+def test_a_fork_while_somebody_waits_has_no_waiter_and_can_wait(server: VolcanoServer) -> None:
+    done = run(
+        server,
+        """
+        import warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons: a fork with threads
+        lease = client.locks.acquire("a", ttl=30)
+        got = []
+        waiting = threading.Thread(
+            target=lambda: got.append(client.locks.acquire("a", ttl=30, wait=60))
+        )
+        waiting.start()
+        time.sleep(0.3)
+        child = os.fork()
+        if child == 0:
+            try:
+                client.locks.acquire("a", ttl=30, wait=0.3)
+            except ConflictError:
+                other = client.locks.acquire("b", ttl=30, wait=5)
+                client.locks.release("b", other)
+                os._exit(7)
+            os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        client.locks.release("a", lease)
+        waiting.join(10)
+        print(status, len(got))
+        """,
+    )
+    assert done.stdout.split() == ["7", "1"]
+
+
+def test_closing_the_client_ends_the_waits_of_its_threads(server: VolcanoServer) -> None:
+    client = client_of(server)
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            client.locks.acquire("a", ttl=30, wait=60)
+        except RuntimeError as error:
+            errors.append(error)
+
+    with client_of(server) as holder:
+        lease = holder.locks.acquire("a", ttl=30)
+        threads = [threading.Thread(target=wait) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        assert eventually(lambda: "volcano-events" in ours())
+        client.close()
+        for thread in threads:
+            thread.join(PATIENCE)
+        holder.locks.release("a", lease)
+
+        assert len(errors) == 5
+        assert eventually(lambda: ours_but_the_server() == [])
+        assert not holder.locks.get("a").held
