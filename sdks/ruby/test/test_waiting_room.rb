@@ -88,6 +88,25 @@ class TestWaitingRoom < VolcanoTest
     assert_nothing_left
   end
 
+  # One whose try hangs may hang for long.
+  def test_what_happens_while_a_try_hangs_is_another_ones_affair
+    waiting = twenty
+    @on_acquire = lambda do |request|
+      @on_acquire = nil
+      request.hang
+    end
+    @server.streams.first.tell("released")
+    wait_until { @client.session.transport.exchanges.any?(&:at_rest?) }
+
+    @free << "k"
+    @server.streams.first.tell("released")
+
+    wait_until { waiting.count(&:alive?) == 19 }
+    wait_until { [free("k"), waiting.count(&:alive?) == 1].last }
+    @clock.jump(10)
+    wait_until { waiting.none?(&:alive?) }
+  end
+
   # Nobody knows whether the server had decided on the try before it told of the release.
   def test_what_happens_during_a_try_is_worth_another
     waiting = [wait_for("k"), wait_for("k")]

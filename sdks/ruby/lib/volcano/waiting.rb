@@ -156,6 +156,11 @@ module Volcano
         end
       end
 
+      # Is there a try to make, now or later?
+      def to_try?
+        @try_at.finite?
+      end
+
       # When there may be a next step; infinite while only an event can tell.
       def wakes_at
         [[@try_at, @poll_at].min, @not_before].max

@@ -27,19 +27,19 @@ module Volcano
     include Discreet
 
     # A call that waits. `over_timer`: for the end of its wait; `timer`: for its next step; `stirred`: it may go on;
-    # `behind`: the Waiter that tries in its place.
+    # `busy`: it is at a step; `behind`: the Waiter that tries in its place.
     class Waiter
       include Discreet
 
       attr_reader :key, :turn, :changed
-      attr_accessor :over_timer, :timer, :stirred, :behind
+      attr_accessor :over_timer, :timer, :stirred, :busy, :behind
 
       def initialize(room, key, over_at)
         @room = room
         @key = key
         @turn = Waiting::Turn.new(over_at)
         @changed = ConditionVariable.new
-        @stirred = false
+        @stirred = @busy = false
         @behind = nil
       end
 
@@ -112,13 +112,14 @@ module Volcano
 
     def tell_all(key)
       synchronize do
-        @waiters.fetch(key, []).each { |waiter| [yield(waiter.turn, @clock.now), settle(waiter)] }
+        settle_all(@waiters.fetch(key, []).each { |waiter| yield(waiter.turn, @clock.now) })
       end
     end
 
     def held(trier)
       synchronize do
-        behind = those_behind(trier).each { |waiter| waiter.behind = nil }
+        # With another try ahead of it, since something happened during this one, they stay where they are.
+        behind = trier.turn.to_try? ? [] : those_behind(trier).each { |waiter| waiter.behind = nil }
         [trier, *behind].each { |waiter| [waiter.turn.refused(@clock.now, rand), settle(waiter)] }
       end
     end
@@ -177,7 +178,7 @@ module Volcano
       waiter.timer&.cancel
       remaining = @waiters.fetch(waiter.key, []).reject { |other| other.equal?(waiter) }
       remaining.empty? ? @waiters.delete(waiter.key) : @waiters[waiter.key] = remaining
-      those_behind(waiter).each { |other| [other.behind = nil, other.turn.step_forward(@clock.now), settle(other)] }
+      settle_all(those_behind(waiter).each { |other| [other.behind = nil, other.turn.step_forward(@clock.now)] })
       arrange if @waiters.empty?
     end
 
@@ -204,9 +205,17 @@ module Volcano
 
       waiter.stirred = false
       step = waiter.turn.next_step(@clock.now)
+      waiter.busy = !step.nil?
       let_stand_back(waiter) if step == :try
       settle(waiter) unless step
       step
+    end
+
+    # After a change for those that wait for a key. No thread is woken that would only stand back.
+    def settle_all(waiters)
+      trier = waiters.select { |waiter| waiter.turn.to_try? }.min_by { |waiter| [waiter.busy ? 1 : 0, waiter.turn.wakes_at] }
+      let_stand_back(trier) if trier
+      waiters.each { |waiter| settle(waiter) }
     end
 
     # Lets the call go on when there is a step for it, else when there may be. After every change.
@@ -294,7 +303,7 @@ module Volcano
         next if old&.filters&.cover?(key) || !listening.filters.cover?(key)
 
         random = rand
-        waiters.each { |waiter| [waiter.turn.covered(@clock.now, random), settle(waiter)] }
+        settle_all(waiters.each { |waiter| waiter.turn.covered(@clock.now, random) })
       end
       old&.stream&.retire
       arrange
@@ -308,7 +317,7 @@ module Volcano
           next unless event.key.nil? || event.key == key
 
           random = rand
-          waiters.each { |waiter| [waiter.turn.heard(event, @clock.now, random), settle(waiter)] }
+          settle_all(waiters.each { |waiter| waiter.turn.heard(event, @clock.now, random) })
         end
       end
     end
