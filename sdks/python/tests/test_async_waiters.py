@@ -206,6 +206,17 @@ async def test_an_unknown_outcome_is_given_back_and_the_next_try_has_a_new_token
         assert got.token == call.value.token != held.token
 
 
+async def test_that_somebody_else_has_what_is_given_back_is_no_news(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refusals = [refused(409, "lock_ownership_lost")]
+    async with waiting(acquire=[HELD, reset(), reset()], release=refusals) as room:
+        await room.acquire()
+        await room.clock.advance(0.15)
+
+    assert caplog.text == ""
+
+
 async def test_a_callers_own_token_that_was_given_back_is_not_used_again() -> None:
     async with waiting(acquire=[HELD, reset(), reset()]) as room:
         call = await room.hold(token=uuid.uuid4())

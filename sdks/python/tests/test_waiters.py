@@ -185,6 +185,20 @@ def test_an_unknown_outcome_is_given_back_and_the_next_try_has_a_new_token(
     assert got.token == call.value.token != held.token
 
 
+def test_that_somebody_else_has_what_is_given_back_is_no_news(
+    threads: ThreadsStage, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> None:
+        raise ConflictError("somebody else's")
+
+    threads.script(acquire=[HELD, lost, lost], release=[refused(409, "lock_ownership_lost")])
+    threads.call(acquire(threads))
+    threads.runtime.in_background(refuse)
+    threads.advance(0.1)
+
+    assert caplog.text == ""
+
+
 def test_a_callers_own_token_that_was_given_back_is_not_used_again(threads: ThreadsStage) -> None:
     threads.script(acquire=[HELD, lost, lost])
     call = threads.call(hold(threads, token=uuid.uuid4()))

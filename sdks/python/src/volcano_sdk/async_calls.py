@@ -181,7 +181,7 @@ class Calls:
     async def give_back(self, acquisition: Acquisition) -> BaseException | None:
         """Release what nobody will use; a failure is only logged.  Returns an interruption."""
         failure, interruption = await self.release(acquisition.key, acquisition.token, tries=2)
-        if failure is not None:
+        if failure is not None and not isinstance(failure, ConflictError):
             log.warning("%r may stay locked until its TTL is over: %s", acquisition.key, failure)
         return interruption
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from volcano_sdk import operations
 from volcano_sdk.clock import SystemClock
-from volcano_sdk.errors import VolcanoError
+from volcano_sdk.errors import ConflictError, VolcanoError
 from volcano_sdk.lane import Shield
 from volcano_sdk.operations import Outcome, Try
 from volcano_sdk.renewals import Renewals
@@ -121,6 +121,8 @@ class Runtime:
         """Release what nobody will use, if it was granted at all; a failure is only logged."""
         try:
             self.release(key, token, tries=2)
+        except ConflictError:
+            pass  # it was not granted, or is over: somebody else has the key
         except VolcanoError as error:
             _log.warning("the lease of %r could not be given back: %s", key, error)
 
@@ -232,6 +234,8 @@ def _never() -> bool:
 def _quietly(job: Callable[[], None]) -> None:
     try:
         job()
+    except ConflictError:
+        pass  # somebody else has the key
     except VolcanoError as error:
         _log.warning("a lease could not be given back: %s", error)
 
