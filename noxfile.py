@@ -57,7 +57,8 @@ nox.options.sessions = [name for name, room in ROOMS.items() if (ROOT / room).ex
 ENVIRONMENT = ROOT / ".nox" / "environment"
 in_environment = nox.session(venv_backend="none", requires=["environment"])
 APART = [f"--ignore={ROOMS[name]}" for name in ("chaos", "replicas")]
-RULES = ("lease", "fencing", "quota")  # of the server's modules, those whose every branch is tested
+# Of the server's modules, those whose every branch is tested.
+RULES = ("lease", "fencing", "quota", "events", "news", "wire_events")
 # What the operator of a server sets must not reach the tests; what sets the tests' own size must.
 KEPT = ("VOLCANO_CHAOS_", "VOLCANO_REPLICAS_", "VOLCANO_TEST_")
 UNSET = dict.fromkeys(

@@ -6,9 +6,10 @@ import pytest
 from listening import PROJECT, Listening, brief
 
 from volcano_server import feed as module
+from volcano_server import news
 from volcano_server.clock import ManualClock
 from volcano_server.events import Event, Kind
-from volcano_server.feed import Feed, Place, events_in, text_of
+from volcano_server.feed import Feed
 from volcano_server.hub import Hub
 from volcano_server.lease import (
     SECOND,
@@ -21,6 +22,7 @@ from volcano_server.lease import (
     SlotKey,
     Write,
 )
+from volcano_server.news import Place, events_in, text_of
 from volcano_server.stores.store import News, StoreUnavailableError
 
 pytestmark = pytest.mark.anyio
@@ -167,8 +169,8 @@ def test_numbers_that_are_not_there_are_asked_for_until_no_transaction_can_have_
 
 
 def test_a_jump_of_the_numbers_is_not_waited_for() -> None:
-    assert not Place(10, [], now=0.0).saw([11 + module._MOST_MISSING], now=0.0)
-    assert Place(10, [], now=0.0).saw([10 + module._MOST_MISSING], now=0.0)
+    assert not Place(10, [], now=0.0).saw([11 + news._MOST_MISSING], now=0.0)
+    assert Place(10, [], now=0.0).saw([10 + news._MOST_MISSING], now=0.0)
 
 
 async def test_what_any_server_did_is_told_once_and_in_order(listening: SharedListening) -> None:

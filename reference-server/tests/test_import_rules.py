@@ -18,21 +18,20 @@ RINGS = (
     {"routes"},
     {"event_response", "event_metrics", "service"},
     {"hub"},
-    {"following", "room"},
+    {"following", "room", "feed"},
     {"subscription"},
     {"wire_events"},
-    {"events"},
     {
         *("batch", "stores.sweeper", "stores.memory", "stores.sqlite", "stores.postgresql"),
         "access_database",
     },
-    {"database"},
-    {"stores.store", "access", "settings", "logs", "agenda", "in_process"},
+    {"database", "news"},
+    {"events", "stores.store", "access", "settings", "logs", "agenda", "in_process"},
     {"wire", "clock"},
     {"lease", "quota"},
     {"fencing", "problems"},
 )
-PURE = {"lease", "fencing", "quota", "wire", "problems", "events", "wire_events"}
+PURE = {"lease", "fencing", "quota", "wire", "problems", "events", "news", "wire_events"}
 EFFECTS = {"time", "random", "os", "asyncio", "threading", "sqlite3", "starlette", "secrets"}
 ONLY_IN = {
     # The last four name its types only.
@@ -115,7 +114,7 @@ def test_a_library_stays_in_the_modules_that_are_about_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(name for name in MODULES if name.startswith("stores.")))
 def test_a_store_knows_the_lease_rules_and_the_seam_only(name: str) -> None:
-    assert own_imports(name) <= {"lease", "fencing", "clock", "stores.store", "database"}
+    assert own_imports(name) <= {"lease", "fencing", "clock", "stores.store", "database", "news"}
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))

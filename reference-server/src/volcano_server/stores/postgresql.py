@@ -31,7 +31,7 @@ import psycopg
 from psycopg import errors
 from psycopg.pq import TransactionStatus
 
-from volcano_server import feed, fencing
+from volcano_server import fencing, news
 from volcano_server.clock import HostClock
 from volcano_server.database import Database, cut, migrate, reason
 from volcano_server.lease import (
@@ -246,8 +246,8 @@ class PostgresqlStore:
             await link.execute(_ROLLBACK)
             raise StoreUnavailableError("The batch came too late.")
         if changed:
-            news = feed.text_of(commands, answers, expiries) if watched else None
-            await _write(link, changed, known, news)
+            word = news.text_of(commands, answers, expiries) if watched else None
+            await _write(link, changed, known, word)
         else:
             with suppress(psycopg.Error):  # the answers hold, whatever becomes of the connection
                 await link.execute(_ROLLBACK)
@@ -522,7 +522,7 @@ async def _write(
     link: Connection,
     changed: Mapping[SlotKey, Slot],
     known: frozenset[SlotKey],
-    news: str | None,
+    word: str | None,
 ) -> None:
     """Write and commit in one round trip.  Raises psycopg.Error where nothing was committed."""
     rows = sorted(_row(key, slot) for key, slot in changed.items() if key in known)
@@ -540,8 +540,8 @@ async def _write(
                 await _execute(link, _INSERT, *_columns(new_rows, 7))
             if rows:
                 await _execute(link, _UPDATE, *_columns(rows, 7))
-            if news is not None:  # behind the slots: then the locks are there
-                await _execute(link, _LEAVE_WORD, news)
+            if word is not None:  # behind the slots: then the locks are there
+                await _execute(link, _LEAVE_WORD, word)
             await _execute(link, _COMMIT)
     except (*_AGAIN, errors.ReadOnlySqlTransaction):
         raise
