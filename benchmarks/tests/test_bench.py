@@ -49,7 +49,7 @@ def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(bench, "MEASURES", measures)
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     monkeypatch.setattr(report, "PICTURES", tmp_path / "pictures" / "measured")
-    monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(report, "PAGE", tmp_path / "page")
     report.PAGE.write_text(f"before\n{report._BEGIN}\nold\n{report._END}\nafter\n")
     return tmp_path
 
@@ -94,7 +94,7 @@ def test_a_broken_measure_does_not_keep_the_others_from_running(
 def test_a_quick_run_keeps_nothing(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
     status(monkeypatch, "--quick", "good")
 
-    assert ["page.md"] == [path.name for path in kept.iterdir()]
+    assert ["page"] == [path.name for path in kept.iterdir()]
     assert "old" in report.PAGE.read_text()
 
 
