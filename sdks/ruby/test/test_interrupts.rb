@@ -64,11 +64,11 @@ class TestInterrupts < VolcanoTest
   end
 
   def test_a_cancelled_acquire_with_the_callers_token_is_theirs_to_recover
-    server = ScriptedServer.open { |request| [request.operation == "acquire" && sleep(0.1), request.be_good] }
+    server = ScriptedServer.open { |request| [request.operation == "acquire" && sleep(0.5), request.be_good] }
     one = client(server.url)
 
-    assert_raises(Timeout::Error) { Timeout.timeout(0.03) { one.locks.acquire("k", ttl: 60, token: TOKEN) } }
-    assert_raises(Timeout::Error) { Timeout.timeout(0.03) { one.locks.acquire("k", ttl: 60) } }
+    assert_raises(Timeout::Error) { Timeout.timeout(0.2) { one.locks.acquire("k", ttl: 60, token: TOKEN) } }
+    assert_raises(Timeout::Error) { Timeout.timeout(0.2) { one.locks.acquire("k", ttl: 60) } }
 
     assert_equal(%w[acquire acquire release], server.operations)
     server.close

@@ -57,13 +57,13 @@ class TestLocks < VolcanoTest
   end
 
   def leave_by_timeout
-    Timeout.timeout(0.02) { @locks.with_lock("k", ttl: 5) { sleep } }
+    Timeout.timeout(0.3) { @locks.with_lock("k", ttl: 5) { sleep } }
   rescue Timeout::Error
     7
   end
 
   def leave_by_timeout_of_a_class
-    Timeout.timeout(0.02, Mine) { @locks.with_lock("k", ttl: 5) { sleep } }
+    Timeout.timeout(0.3, Mine) { @locks.with_lock("k", ttl: 5) { sleep } }
   rescue Mine
     7
   end
