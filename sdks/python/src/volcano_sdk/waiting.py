@@ -196,7 +196,7 @@ class Waiting:
         at = self._next_read(waiter.key, now)
         if state.expires_at is not None and at < math.inf:
             left = state.expires_at.timestamp() + GRACE - wall
-            if left > 0 or state.expires_at != line.overdue:
+            if state.expires_at != line.overdue:
                 at = min(at, now + max(left, _SOONEST_READ))
             if left <= 0:
                 line.overdue = state.expires_at
