@@ -233,8 +233,18 @@ test('without `wait` a held key is told at once, and nothing else is sent', asyn
 test('a wait that is none is refused before anything is sent', async (t) => {
   const { server, locks } = await arranged(t);
 
-  await assert.rejects(locks.acquire('k', { ttl: 30, wait: -1 }), { name: 'RangeError', message: /^wait must be/ });
-  await assert.rejects(locks.withLock('k', { ttl: 30, wait: '5' }, assert.fail), { name: 'TypeError' });
+  for (const [wait, name] of [
+    [-1, 'RangeError'],
+    [Number.NaN, 'RangeError'],
+    [Number.NEGATIVE_INFINITY, 'RangeError'],
+    ['5', 'TypeError'],
+    [5n, 'TypeError'],
+    [null, 'TypeError'],
+  ]) {
+    const told = { name, message: /^wait must be a number of seconds from 0, or Infinity; got / };
+    await assert.rejects(locks.acquire('k', { ttl: 30, wait }), told);
+    await assert.rejects(locks.withLock('k', { ttl: 30, wait }, assert.fail), told);
+  }
   assert.equal(server.count, 0);
 });
 
