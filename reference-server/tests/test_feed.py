@@ -7,7 +7,6 @@ from listening import PROJECT, Listening, brief
 
 from volcano_server import feed as module
 from volcano_server import news
-from volcano_server.clock import ManualClock
 from volcano_server.events import Event, Kind
 from volcano_server.feed import Feed
 from volcano_server.hub import Hub
@@ -23,6 +22,7 @@ from volcano_server.lease import (
     Write,
 )
 from volcano_server.news import Place, events_in, text_of
+from volcano_server.stores.memory import MemoryStore
 from volcano_server.stores.store import News, StoreUnavailableError
 
 pytestmark = pytest.mark.anyio
@@ -38,13 +38,13 @@ def anyio_backend() -> str:
 class Shared:
     """News as a database has them: numbers are given out before the commit."""
 
-    def __init__(self, clock: ManualClock) -> None:
+    def __init__(self, store: MemoryStore) -> None:
         self.rows: dict[int, str] = {}  # what is visible
         self.begun = 0
         self.reads = 0
         self.is_lost = False
         self.troubled = False
-        self._clock = clock
+        self._now = store._clock.now
         self._number = 0
 
     def take_number(self) -> int:
@@ -72,7 +72,7 @@ class Shared:
         self.is_lost = False
         number = self.take_number()
         self.rows[number] = "[]"
-        return number, [each for each in self.rows if each < number], self._clock.wall()
+        return number, [each for each in self.rows if each < number], self._now()
 
     async def read_news(self, top: int, missing: Sequence[int]) -> News | None:
         self._check()
@@ -80,7 +80,7 @@ class Shared:
         if self.is_lost:
             return None
         rows = [row for row in sorted(self.rows.items()) if row[0] > top or row[0] in missing]
-        return News(rows[:2], self._clock.wall(), is_all=len(rows) <= 2)
+        return News(rows[:2], self._now(), is_all=len(rows) <= 2)
 
     def _check(self) -> None:
         if self.troubled:
@@ -92,7 +92,7 @@ class SharedListening(Listening):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shared = Shared(self.clock)
+        self.shared = Shared(self.store)
         self.hub = Hub(self.queue, self.store, self.clock, news=self.shared)
         feed = self.hub.feed
         assert feed is not None
@@ -289,9 +289,9 @@ async def test_a_lapse_is_told_by_the_store_s_time_however_late_the_news_came(
     begun = granted.expires_at - granted.expires_in
     event = Event(Kind.ACQUIRED, NIGHTLY, granted.fencing_token, begun, granted.expires_at + SECOND)
     listening.shared.commit(listening.shared.take_number(), event)
-    listening.clock.advance(5.9)
+    listening.clock.advance(4)  # before the first look at what is followed
     await listening.feed.step()
-    await listening.hub.catch_up()
+    await listening.advance(1.9)
     assert brief(await listening.heard(stream)) == [("acquired", "nightly")]
 
     await listening.advance(0.1)
@@ -343,4 +343,21 @@ async def test_a_look_finds_what_nobody_left_word_of(listening: SharedListening)
     assert sorted(brief(await listening.heard(stream))) == [
         ("released", "hourly"),
         ("released", "nightly"),
+    ]
+
+
+async def test_what_was_told_before_a_look_is_told_as_it_was(listening: SharedListening) -> None:
+    stream = await listening.open("nightly")
+    earlier = acquired(7)
+    granted = await listening.acquire()
+    begun = granted.expires_at - granted.expires_in
+    event = Event(Kind.ACQUIRED, NIGHTLY, granted.fencing_token, begun, granted.expires_at + SECOND)
+    listening.shared.commit(listening.shared.take_number(), earlier, released(7), event)
+
+    await listening.hub.look_again()
+
+    assert brief(await listening.heard(stream)) == [
+        ("acquired", "nightly"),
+        ("force_released", "nightly"),
+        ("acquired", "nightly"),
     ]
