@@ -15,7 +15,7 @@ from conformance import HOME, discovery, lint, report, suite
 from conformance.discovery import Column, find_sdks
 from conformance.play import Mode
 from conformance.reference import ReferenceServer
-from conformance.scenario import BadScenarioError, Scenario, chosen, load_all
+from conformance.scenario import SHARED_CAPABILITIES, BadScenarioError, Scenario, chosen, load_all
 from conformance.suite import Plan, RemoteServer, Result
 
 CALLERS_AT_ONCE = 24
@@ -223,7 +223,9 @@ def _server(mode: Mode) -> Iterator[Any]:
         if "url" not in ready:
             raise BadScenarioError("`volcano-server dev` did not start: see above")
         credentials = {"valid": ready["service_key"], "anon": ready["anon_key"]}
-        yield lambda: RemoteServer(ready["url"], dict(credentials), ["unlimited"])
+        yield lambda: RemoteServer(
+            ready["url"], dict(credentials), ["unlimited", *SHARED_CAPABILITIES]
+        )
     finally:
         process.terminate()
         process.wait(20)
