@@ -152,7 +152,7 @@ def docs(session: nox.Session) -> None:
     install(session, "docs", ())
     run(session, "python", "docs/tests/layout.py")
     session.run("zensical", "build", "--strict", "--clean")
-    pytest(session, "docs/tests")
+    pytest(session, "docs/tests", processes=2)
 
 
 @nox.session
@@ -165,7 +165,8 @@ def examples(session: nox.Session) -> None:
         biome = ROOT / "sdks" / "js" / "node_modules" / ".bin" / "biome"
         with session.chdir("examples"):
             session.run(str(biome), "check", "--error-on-warnings", external=True)
-    session.run("pytest", f"--junit-xml={report(session)}", "examples", *session.posargs, env=UNSET)
+    counts = f"--junit-xml={report(session)}"
+    session.run("pytest", counts, "--numprocesses=2", "examples", *session.posargs, env=UNSET)
 
 
 @in_environment
