@@ -151,7 +151,13 @@ export class EventParser {
   }
 }
 
-const RESET: LockEvent = Object.freeze({ type: 'reset', key: null, fencingToken: null, at: null, watchers: null });
+export const RESET: LockEvent = Object.freeze({
+  type: 'reset',
+  key: null,
+  fencingToken: null,
+  at: null,
+  watchers: null,
+});
 
 /**
  * What a message says of a lock; null where it is of a kind that came up later. One that cannot be understood is a

@@ -43,6 +43,11 @@ export class Stream {
     this.#around = around;
   }
 
+  /** Whether it goes on behind an event that it has told. */
+  get isResumed(): boolean {
+    return this.#lastId !== '';
+  }
+
   /** Goes on from nowhere: whoever missed something has left. */
   forget(): void {
     this.#lastId = '';

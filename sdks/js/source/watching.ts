@@ -7,7 +7,7 @@
 
 import { closed } from './envelopes.js';
 import { NotFoundError } from './errors.js';
-import type { Filters, LockEvent } from './events.js';
+import { type Filters, type LockEvent, RESET } from './events.js';
 import { follow } from './guard.js';
 import { isUnknown, Stream, type Surroundings } from './stream.js';
 import { Incoming } from './transport.js';
@@ -54,12 +54,16 @@ export class Watches {
     const stream = new Stream(this.#around);
     const unfollow = follow(signal, ending);
     this.#running.add(ending);
+    let isLater = false; // than the first that opened
     try {
       while (!ending.signal.aborted) {
         await stream.ready(ending.signal);
         const opened = await stream.open(filters, ending.signal);
-        if (opened instanceof Incoming) yield* stream.events(opened, ending.signal);
-        else if (opened && isUnknown(opened)) throw new NotFoundError('this server has no events to watch', opened);
+        if (opened instanceof Incoming) {
+          if (isLater && !stream.isResumed) yield RESET; // what happened in between is not told
+          isLater = true;
+          yield* stream.events(opened, ending.signal);
+        } else if (opened && isUnknown(opened)) throw new NotFoundError('this server has no events to watch', opened);
         else if (opened && FINAL.has(opened.status)) throw opened;
       }
     } finally {

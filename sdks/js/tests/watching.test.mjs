@@ -152,6 +152,22 @@ test('a stream that ends is opened again behind the last event', async (t) => {
   await events.return();
 });
 
+test('one that ended before it told anything begins anew with a reset', async (t) => {
+  const { events, next, stream, server, clock } = await watched(t);
+  stream.response.end();
+  await until(() => stream.isClosed || clock.pending.size === 1);
+  await settle();
+  await clock.advance(0.2);
+  const again = await server.next();
+  assert.equal(again.headers['last-event-id'], undefined);
+  again.stream();
+  again.tell('acquired', { fencing_token: 8 });
+
+  assert.equal((await next).value.type, 'reset');
+  assert.equal((await events.next()).value.fencingToken, 8);
+  await events.return();
+});
+
 test('what passes is tried again', async (t) => {
   const { server, locks, clock } = await arranged(t);
   const events = locks.watch({ key: 'k' });

@@ -130,6 +130,19 @@ class TestWatch < VolcanoTest
     assert_equal(%w[watch watch], @server.operations)
   end
 
+  def test_one_that_ended_before_it_told_anything_begins_anew_with_a_reset
+    @on_watch = lambda do |request|
+      request.open_stream_head
+      request.tell("released", id: "") if @server.operations.size > 1
+      @server.operations.size > 1 ? request.hang : request.socket.close
+    end
+
+    events = @locks.watch(key: "k")
+    assert_equal(%i[reset released], Array.new(2) { events.next.type })
+    events.rewind
+    assert_ended
+  end
+
   # --- errors --------------------------------------------------------------------------------------
 
   def test_a_server_without_events_is_not_found

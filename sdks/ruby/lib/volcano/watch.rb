@@ -66,6 +66,7 @@ module Volcano
       session = @client.session
       backoff = Waiting::Backoff.new
       last_id = ""
+      later = false # than the first that opened
       goes_on = true
       while goes_on # not `loop`: that would take a StopIteration of the block's
         session = @client.session unless session.mine?
@@ -74,7 +75,8 @@ module Volcano
         stream = Stream.new(attempt, transport: session.transport, clock: session.clock, last_id: last_id)
         streams.replace([stream])
         begin
-          error = read(stream, request, backoff, &block)
+          error = read(stream, request, backoff, gap: later && last_id.empty?, &block)
+          later ||= error.nil?
         ensure
           stream.close
         end
@@ -83,8 +85,9 @@ module Volcano
       end
     end
 
-    # Yields what the stream tells, to its end. Returns why it did not open, where another may.
-    def read(stream, request, backoff)
+    # Yields what the stream tells, to its end. Returns why it did not open, where another may. gap: what happened since
+    # the one before is not told.
+    def read(stream, request, backoff, gap:)
       if (outcome = stream.open)
         error = Operations.not_opened(request, outcome)
         raise error, cause: error.cause if FINAL.include?(error.status)
@@ -92,6 +95,7 @@ module Volcano
         return error
       end
 
+      yield Events::RESET if gap
       while (events = stream.next_events)
         backoff.worked
         events.each { |event| yield event }
