@@ -66,6 +66,8 @@ class Summary:
     stale_writes_refused: int
     seconds: float
     agents_failed: list[str] = field(default_factory=list)
+    requests: Mapping[str, int] = field(default_factory=dict)
+    """What the server has answered: {"acquire": 139, "events": 12}."""
 
     @property
     def answered(self) -> int:
@@ -101,6 +103,14 @@ class Summary:
             f" {self.crashed} {reclaimed}, {refused} stale write{'s'[: refused != 1]} refused"
         )
 
+    def asked(self) -> str:
+        """How often the agents asked the server, and for what."""
+        tries, streams, reads = (self.requests.get(n, 0) for n in ("acquire", "events", "read"))
+        return (
+            f"{tries} tries for {sum(self.claims.values())} claims,"
+            f" {streams} event streams, {reads} reads{': nobody polled' * (reads == 0)}"
+        )
+
     def as_json(self) -> dict[str, Any]:
         """For programs; what each name means is in README.md."""
         return {
@@ -113,5 +123,6 @@ class Summary:
             "reclaimed_after_seconds": self.reclaimed_after,
             "stale_writes_refused": self.stale_writes_refused,
             "seconds": self.seconds,
+            "requests": dict(self.requests),
             "faults": self.faults(),
         }

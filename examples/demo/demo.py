@@ -14,17 +14,20 @@ import json
 import os
 import queue
 import random
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 from agent import TTL, WORK_SECONDS, now
 from backlog import Backlog
 from claims import Claim, Summary, by_language, concurrent, next_claim
@@ -273,7 +276,20 @@ def _run(
         stale_writes_refused=run.stale_writes_refused,
         seconds=seconds,
         agents_failed=failed,
+        requests=_requests(),
     )
+
+
+def _requests() -> dict[str, int]:
+    """How many of each operation the server has answered: {"acquire": 139, ...}."""
+    answer = httpx.get(f"{os.environ['VOLCANO_API_URL']}/metrics", trust_env=False)
+    counts: Counter[str] = Counter()
+    for operation, number in re.findall(_REQUESTS, answer.text):
+        counts[operation] += int(float(number))
+    return dict(counts)
+
+
+_REQUESTS = r'(?m)^volcano_lock_requests_total\{operation="([^"]+)".*\} (\S+)$'
 
 
 def _take_in(
@@ -315,6 +331,7 @@ def _report(console: Console, summary: Summary) -> int:
     console.print(f"{AGENTS} agents ran for {summary.seconds:.1f} s")
     claims = ", ".join(f"{count} {language}" for language, count in summary.claims.items())
     console.print(f"claims by SDK: {claims}")
+    console.print(f"lock requests: {summary.asked()}")
     if summary.reclaimed_after is not None:
         after = f"{summary.reclaimed_after:.1f} s"
         console.print(f"the killed agent's ticket was taken over after {after}")

@@ -84,6 +84,19 @@ def test_a_good_run_has_no_faults() -> None:
 
 
 @pytest.mark.parametrize(
+    ("requests", "said"),
+    [
+        ({"acquire": 9, "events": 2}, "2 event streams, 0 reads: nobody polled"),
+        ({"acquire": 9, "read": 4}, "0 event streams, 4 reads"),
+    ],
+)
+def test_who_reads_again_and_again_is_not_said_to_be_told(
+    requests: dict[str, int], said: str
+) -> None:
+    assert f"9 tries for 3 claims, {said}" == replace(GOOD, requests=requests).asked()
+
+
+@pytest.mark.parametrize(
     "bad",
     [
         replace(GOOD, answers={}),
