@@ -835,6 +835,34 @@ async def test_a_receiver_is_told_once(
     assert [type(told) for told in overdue.told] == [StoreUnavailableError]
 
 
+class Deaf(Heard):
+    def set_result(self, answer: Answer) -> None:
+        raise RuntimeError("cannot be told")
+
+    def set_exception(self, error: Exception) -> None:
+        raise RuntimeError("cannot be told")
+
+
+@pytest.mark.parametrize("failure", [None, StoreUnavailableError("no room"), RuntimeError("ours")])
+async def test_a_receiver_that_raises_costs_nobody_else_the_answer(
+    queue: BatchQueue, store: HeldStore, failure: Exception | None
+) -> None:
+    faults: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    deaf, heard, next_one = Deaf(), Heard(), Heard()
+    queue.submit_for(deaf, acquire("a"))
+    queue.submit_for(heard, acquire("b"))
+    job = await store.next_job()
+    queue.submit_for(next_one, acquire("c"))
+    job.proceed() if failure is None else job.fail(failure)
+
+    await until(heard.done)
+    (await store.next_job()).proceed()
+    await until(next_one.done)
+
+    assert [str(fault["exception"]) for fault in faults] == ["cannot be told"]
+
+
 async def test_a_queue_that_is_full_tells_no_receiver(store: HeldStore) -> None:
     """Whoever asks hears it and tells."""
     heard = Heard()

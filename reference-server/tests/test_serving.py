@@ -489,6 +489,20 @@ async def test_nothing_is_written_to_a_client_that_is_gone() -> None:
     assert wire.written == []
 
 
+async def test_nothing_is_written_to_a_client_that_is_gone_and_had_sent_more() -> None:
+    """A real connection raises where it is lost, in the midst of all who share the commit."""
+    app = Direct()
+    protocol, wire = connect(app, asyncio.get_running_loop())
+    protocol.data_received(request("/locks/a") + request("/locks/b"))
+
+    wire.abort()
+    protocol.connection_lost(ConnectionResetError())
+    app.answers[0](b"a")
+    await turns()
+
+    assert wire.written == []
+
+
 async def test_a_client_that_reads_nothing_is_waited_for() -> None:
     """Answers that were written all the same would fill the memory."""
     app = Direct()

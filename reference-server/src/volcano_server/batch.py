@@ -35,7 +35,7 @@ C = TypeVar("C", bound=Command)
 class Receiver(Protocol):
     """Takes the answer to one command: a future, or what does with less.
 
-    It is called while others wait for theirs, so nothing may be raised.
+    It is called while others wait for theirs: what it raises goes to the loop's exception handler.
     """
 
     def done(self) -> bool: ...
@@ -82,9 +82,19 @@ class _Request(Generic[C]):
     answer: Receiver
     follows: bool = False
 
-    def fail(self, error: Exception) -> None:
+    def succeed(self, answer: Answer) -> None:
         if not self.answer.done():  # given up, or its caller is gone
-            self.answer.set_exception(error)
+            try:
+                self.answer.set_result(answer)
+            except Exception as fault:  # noqa: BLE001 - the others must get theirs
+                _report(fault)
+
+    def fail(self, error: Exception) -> None:
+        if not self.answer.done():
+            try:
+                self.answer.set_exception(error)
+            except Exception as fault:  # noqa: BLE001 - as above
+                _report(fault)
 
     def refuse(self, why: str) -> None:
         self.fail(StoreUnavailableError(why))
@@ -283,5 +293,9 @@ def _answer(requests: Sequence[_Request[C]], outcome: Sequence[Answer] | Excepti
             request.fail(outcome)
     else:
         for request, answer in zip(requests, outcome, strict=True):
-            if not request.answer.done():
-                request.answer.set_result(answer)
+            request.succeed(answer)
+
+
+def _report(fault: Exception) -> None:
+    context = {"message": "An answer could not be told.", "exception": fault}
+    asyncio.get_running_loop().call_exception_handler(context)

@@ -295,7 +295,8 @@ class _Exchange:
 
     def answer(self, reply: Reply) -> None:
         self.response_complete = True
-        if self.disconnected:
+        transport = self._protocol.transport
+        if transport.is_closing():  # uvicorn tells a lost connection to its latest cycle alone
             return
         status, headers, body = reply
         answer = [STATUS_LINE[status]]
@@ -303,7 +304,6 @@ class _Exchange:
             answer += (name, b": ", value, b"\r\n")
         answer.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
         answer.append(body)
-        transport = self._protocol.transport
         transport.write(b"".join(answer))
         if not self.keep_alive:
             transport.close()
