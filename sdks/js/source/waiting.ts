@@ -153,6 +153,7 @@ class Crowd {
   freed = 0; // the largest fencing token of a lease that is known to be over
   isTold = false; // by a stream
   reading: AbortController | null = null; // ends the reading, now and then, of a key of which no stream tells
+  isDoubtful = false; // a stream went that may have had news of it on its way
 
   constructor(readonly key: string) {}
 
@@ -316,7 +317,10 @@ export class Waits {
     this.#connection = connection;
     this.#told = filters;
     void this.#listen(connection, incoming);
-    for (const crowd of this.#crowds.values()) this.#settle(crowd, covers(filters, crowd.key));
+    for (const crowd of this.#crowds.values()) {
+      if (old && crowd.isTold) this.#doubt(crowd);
+      this.#settle(crowd, covers(filters, crowd.key));
+    }
     if (old) void turns().then(() => old.abort()); // what has come over it already is still read
   }
 
@@ -334,8 +338,15 @@ export class Waits {
     if (crowd.isTold === isTold) return;
     crowd.isTold = isTold;
     crowd.reading?.abort();
+    crowd.reading = null;
     if (isTold) crowd.hope(clock.now(), clock);
     else void this.#poll(crowd, readDelay(random()));
+  }
+
+  /** What the old stream may have had on its way is lost with it: one look makes it good. */
+  #doubt(crowd: Crowd): void {
+    crowd.isDoubtful = true;
+    if (!crowd.reading) void this.#poll(crowd, readDelay(this.#around.random()));
   }
 
   #hear({ type, key, fencingToken, watchers }: LockEvent): void {
@@ -354,7 +365,7 @@ export class Waits {
 
   // --- without one ---------------------------------------------------------------------------------
 
-  /** Reads the key in so many seconds, and then now and then, until a stream tells of it or nobody waits. */
+  /** Reads the key in so many seconds, and then now and then, until a stream tells all of it or nobody waits. */
   async #poll(crowd: Crowd, seconds: number): Promise<void> {
     const { clock, random, read } = this.#around;
     crowd.reading?.abort();
@@ -363,6 +374,7 @@ export class Waits {
     for (let delay = seconds; ; ) {
       await pause(clock, clock.now() + delay, reading.signal);
       if (reading.signal.aborted) return;
+      crowd.isDoubtful = false;
       const { state, error } = await read(crowd.key, reading.signal);
       if (reading.signal.aborted) return;
       const now = clock.now();
@@ -372,6 +384,10 @@ export class Waits {
         if (trouble && !isPassing(trouble)) waiter.wake();
       }
       if (state && !state.held) crowd.hope(now, clock);
+      if (state && crowd.isTold && !crowd.isDoubtful) {
+        crowd.reading = null;
+        return;
+      }
       const left = state?.expiresAt ? Date.parse(state.expiresAt) / 1000 + GRACE - clock.wall() : undefined;
       delay = Math.max(readDelay(random(), left), trouble?.retryAfter ?? 0);
     }

@@ -464,7 +464,8 @@ test('a key that the stream covers anyway gets none of its own, and is tried at 
   const all = await waited(t, { keys: ['a', 'b'], wait: 5 });
   const { server, locks, clock } = all;
   let stream;
-  for (let tries = 0; tries < 2; ) {
+  let seen = 2;
+  for (let tries = 0; tries < 2; seen++) {
     const asked = await server.next();
     if (asked.what.startsWith('GET')) {
       stream = asked;
@@ -478,6 +479,7 @@ test('a key that the stream covers anyway gets none of its own, and is tried at 
   for (let n = 0; n < 2; n++) (await server.next()).refuse();
   await clock.advance(5.1);
   await Promise.all(all.results);
+  for (seen += 2; seen < server.count; seen++) (await server.next()).answer(200, { held: true }); // a look, if there was a second stream
   const { count } = server;
 
   const again = locks.acquire('b', { ttl: 30, wait: 60 });
@@ -535,6 +537,44 @@ test('what was under way on the old stream is not lost with it', async () => {
   await settle();
 
   assert.deepEqual(tried, ['a', 'a']);
+});
+
+test('what it had still on its way is made good by one look at the key', async (t) => {
+  const { server, clock, locks, stream, result } = await listening(t);
+  const held = { held: true, expires_at: '2026-12-01T01:00:00.000Z', fencing_token: 7 };
+  const widen = async (key) => {
+    void locks.acquire(key, { ttl: 30, wait: 60 });
+    (await server.next()).refuse();
+    (await server.next()).stream();
+    (await server.next()).refuse();
+    await settle();
+  };
+  await widen('b');
+  await until(() => stream.isClosed);
+  await clock.advance(2);
+  await widen('c'); // does not put the look off
+  await clock.advance(1);
+  const look = await server.next();
+  assert.equal(look.what, 'GET /locks/k');
+  look.answer(200, held);
+  await clock.advance(2);
+  const other = await server.next();
+  assert.equal(other.what, 'GET /locks/b');
+  other.answer(200, held);
+  await settle();
+  await clock.advance(20);
+  assert.equal(server.count, 11);
+
+  await widen('d');
+  await clock.advance(3);
+  const looks = [await server.next(), await server.next(), await server.next()];
+  for (const { what } of looks) assert.match(what, /^GET/);
+  looks.find(({ what }) => what === 'GET /locks/k').answer(200, { held: false });
+  const again = await server.next();
+  assert.equal(again.what, 'POST /locks/k/lease');
+  again.grant(8);
+
+  assert.equal((await result).acquired, true);
 });
 
 test('keys that come up while a stream is being opened are covered by the next, together', async (t) => {
