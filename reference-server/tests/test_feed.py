@@ -1,5 +1,6 @@
 """How the news of all servers over one database are read: in order, once, and nothing unnoticed."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -16,6 +17,7 @@ from volcano_server.lease import (
     Answer,
     ForceRelease,
     Granted,
+    Read,
     Released,
     Renew,
     SlotKey,
@@ -240,6 +242,49 @@ async def test_where_news_may_be_lost_readers_are_told(listening: SharedListenin
     assert listening.shared.begun == 2
 
 
+async def test_a_server_that_stood_still_while_news_were_forgotten_tells_its_readers(
+    listening: SharedListening,
+) -> None:
+    """Frozen for a minute, with a connection that lived on; another server kept the watch up."""
+    stream = await listening.open("nightly")
+    listening.shared.commit(listening.shared.take_number(), acquired(7))
+    await listening.feed.step()
+    await listening.heard(stream)
+    listening.shared.commit(listening.shared.take_number(), released(7))
+    listening.shared.rows.clear()
+    listening.feed._look_at = float("inf")
+
+    listening.clock.advance(61)
+    await listening.feed.step()
+
+    assert brief(await listening.heard(stream)) == [("reset", None)]
+
+
+async def test_a_stream_that_opens_while_the_feed_stops_is_not_disturbed(
+    listening: SharedListening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listening.hub.leave(await listening.open("nightly"))
+    await listening.advance(61)
+    read, answers = listening.shared.read_news, asyncio.Event()
+
+    async def read_slowly(top: int, missing: Sequence[int]) -> News | None:
+        await answers.wait()
+        return await read(top, missing)
+
+    monkeypatch.setattr(listening.shared, "read_news", read_slowly)
+    opening = asyncio.create_task(listening.open("nightly"))
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(listening.feed.step())
+    await asyncio.sleep(0)
+    answers.set()
+    stream = await opening
+    await stopping
+
+    listening.shared.commit(listening.shared.take_number(), acquired(7))
+    await listening.feed.step()
+    assert brief(await listening.heard(stream)) == [("acquired", "nightly")]
+
+
 async def test_a_reader_that_comes_back_from_before_a_loss_gets_a_reset(
     listening: SharedListening,
 ) -> None:
@@ -344,6 +389,26 @@ async def test_a_look_finds_what_nobody_left_word_of(listening: SharedListening)
         ("released", "hourly"),
         ("released", "nightly"),
     ]
+
+
+async def test_a_look_asks_for_many_keys_together(
+    listening: SharedListening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one they would hold up the news of other servers for as long as it takes."""
+    await listening.open(*(f"k{number}" for number in range(50)))
+    await listening.feed.step()
+    sizes: list[int] = []
+    read = listening.store.read
+
+    async def counted(commands: Sequence[Read]) -> list[Answer]:
+        sizes.append(len(commands))
+        return await read(commands)
+
+    monkeypatch.setattr(listening.store, "read", counted)
+
+    await listening.hub.look_again()
+
+    assert sizes == [50]
 
 
 async def test_what_was_told_before_a_look_is_told_as_it_was(listening: SharedListening) -> None:

@@ -545,7 +545,7 @@ async def test_a_filter_lingers_for_a_minute_after_its_last_stream(listening: Li
     third = await listening.open("nightly", after=known.id)
     assert await listening.heard(third) == []
     listening.hub.leave(third)
-    await listening.advance(60)
+    await listening.advance(61)
 
     fourth = await listening.open("nightly", after=known.id)
     assert brief(await listening.heard(fourth)) == [("reset", None)]
@@ -576,6 +576,33 @@ async def test_a_dropped_filter_forgets_only_what_no_other_follows(listening: Li
     assert listening.hub._following.keys() == [NIGHTLY]
     await listening.advance(300)
     assert brief(await listening.heard(single))[-1] == ("lapsed", "nightly")
+
+
+async def test_filters_that_were_left_together_cost_one_look_at_what_is_followed(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look for each would stop the loop for seconds."""
+    await listening.open(prefixes=["ticket:"])
+    await listening.acquire("ticket:1", ttl=300)
+    for number in range(100):
+        stream = await listening.open(f"k{number}", prefixes=[f"a{number}", f"b{number}"])
+        listening.hub.leave(stream)
+        listening.clock.advance(0.001)
+    looks = 0
+    keys = listening.hub._following.keys
+
+    def counted() -> list[SlotKey]:
+        nonlocal looks
+        looks += 1
+        return keys()
+
+    monkeypatch.setattr(listening.hub._following, "keys", counted)
+
+    await listening.advance(61)
+
+    assert looks == 1
+    assert [each.text for each in listening.hub._rooms[PROJECT].filters()] == ["ticket:"]
+    assert keys() == [SlotKey(PROJECT, "ticket:1")]
 
 
 async def test_leases_that_are_over_are_not_kept(listening: Listening) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from volcano_server.events import Event
+from volcano_server.lease import SECOND
 from volcano_server.news import Place, events_in
 from volcano_server.stores.store import News, SharedNews, StoreUnavailableError
 
@@ -24,6 +25,8 @@ _SETTLED = 5.0
 _LOOKS = 60.0
 """Seconds between two looks at what is followed itself, for what nobody has left word of."""
 _AFTER_TROUBLE = 0.5
+_KEPT = 50 * SECOND
+"""How long news are sure to be there, by the store's clock."""
 
 
 class Feed:
@@ -77,9 +80,10 @@ class Feed:
 
     async def step(self) -> None:
         """What there is to do now.  Raises StoreUnavailableError."""
-        if not self._wanted():
-            self._place, self._was_read = None, False
-            return
+        async with self._turn:  # nobody must be in the midst of reading on from there
+            if not self._wanted():
+                self._place, self._was_read = None, False
+                return
         await self.catch_up()
         if self._time() >= self._look_at:
             self._look_at = self._time() + _LOOKS
@@ -104,8 +108,12 @@ class Feed:
                 await self._begin()
                 return
             found = await self._news.read_news(self._place.top, self._place.missing)
-            numbers = None if found is None else [number for number, _ in found.rows]
-            if found is None or numbers is None or not self._place.saw(numbers, self._time()):
+            # Another server that keeps the watch up forgets what this one was too slow to read.
+            if (
+                found is None
+                or found.now > self.now + _KEPT
+                or not self._place.saw([number for number, _ in found.rows], self._time())
+            ):
                 self._place = None
                 continue
             self._tell(found)

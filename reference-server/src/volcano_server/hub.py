@@ -81,6 +81,7 @@ class Hub:
         self._following = Following(self.agenda, queue, self._publish, catch_up=catch_up)
         self._rooms: dict[str, Room] = {}
         self._filters: dict[Subscription, list[Filter]] = {}  # of all that are open
+        self._drops: set[tuple[str, int]] = set()  # of idle filters: by project and when
         self._server = secrets.token_hex(4)  # part of each id: another server's is none of ours
         self._number = 0  # of the latest event
         self._closed = False
@@ -127,11 +128,16 @@ class Hub:
             return
         subscription.end(Ending.READER_GONE)
         self._rooms[subscription.project].leave(subscription, found)
-        now = self.agenda.now()
-        for each in found:
-            if not (each.subscriptions or self._closed):
-                each.idle_since = now
-                self.agenda.note(now + LINGERS, self._drop_if_idle, (subscription.project, each))
+        if self._closed:
+            return
+        idle, now = [each for each in found if not each.subscriptions], self.agenda.now()
+        for each in idle:
+            each.idle_since = now
+        # On a whole second: where many leave, one look at what is followed is enough.
+        drop = subscription.project, -(-(now + LINGERS) // SECOND) * SECOND
+        if idle and drop not in self._drops:
+            self._drops.add(drop)
+            self.agenda.note(drop[1], self._drop_idle, drop)
 
     async def catch_up(self) -> None:
         """Tell what is due by now: for tests that have moved the clock."""
@@ -204,10 +210,7 @@ class Hub:
                     found.update(await self._held(project, each.text))
                 else:
                     looked_at.add(SlotKey(project, each.text))
-        for slot_key in looked_at - found.keys():
-            answer = await self._queue.submit(Read(slot_key))
-            if isinstance(answer, Held):
-                found[slot_key] = answer
+        found.update(await self._held_of(list(looked_at - found.keys())))
         await self.feed.catch_up()  # what is left now was told by nobody
         for slot_key, held in found.items():
             if self.follows(slot_key):
@@ -283,6 +286,19 @@ class Hub:
             after = chunk.looked_to
         return found
 
+    async def _held_of(self, slot_keys: Sequence[SlotKey]) -> dict[SlotKey, Held]:
+        """Asked together: one by one they would hold up the news for as long as it takes."""
+        found: dict[SlotKey, Held] = {}
+        for first in range(0, len(slot_keys), CHUNK):
+            some = slot_keys[first : first + CHUNK]
+            answers = await asyncio.gather(*(self._queue.submit(Read(each)) for each in some))
+            found.update(
+                (slot_key, answer)
+                for slot_key, answer in zip(some, answers, strict=True)
+                if isinstance(answer, Held)
+            )
+        return found
+
     # What is due.
 
     def _comment(self, subscription: Subscription) -> None:
@@ -290,22 +306,28 @@ class Hub:
             subscription.comment()
             self.agenda.note(self.agenda.now() + COMMENTS, self._comment, subscription)
 
-    def _drop_if_idle(self, linger: tuple[str, Filter]) -> None:
-        project, dropped = linger
+    def _drop_idle(self, drop: tuple[str, int]) -> None:
+        """All filters whose time is over: for prefixes every followed key is looked at."""
+        self._drops.discard(drop)
+        project, _ = drop
         room = self._rooms.get(project)
-        if room is None or dropped.subscriptions or not room.has(dropped):
+        if room is None:
             return
-        if self.agenda.now() < dropped.idle_since + LINGERS:
-            return  # it was asked for again meanwhile; another entry follows
-        room.drop(dropped)
+        latest = self.agenda.now() - LINGERS
+        idle = [
+            each for each in room.filters() if not each.subscriptions and each.idle_since <= latest
+        ]
+        for each in idle:
+            room.drop(each)
+        followed = (
+            self._following.keys()
+            if any(each.is_prefix for each in idle)
+            else [SlotKey(project, each.text) for each in idle]
+        )
         self._following.forget(
             slot_key
-            for slot_key in (
-                self._following.keys() if dropped.is_prefix else [SlotKey(project, dropped.text)]
-            )
-            if slot_key.project == project
-            and dropped.matches(slot_key.key)
-            and not room.follows(slot_key.key)
+            for slot_key in followed
+            if slot_key.project == project and not room.follows(slot_key.key)
         )
         if not room:
             del self._rooms[project]

@@ -93,11 +93,6 @@ class Room:
         self._recent.clear()
         self._forgotten = now
 
-    def has(self, wanted: Filter) -> bool:
-        """Whether this very filter is followed, not one that came after it."""
-        alike = self._by_prefix.get(len(wanted.text), {}) if wanted.is_prefix else self._by_key
-        return alike.get(wanted.text) is wanted
-
     def drop(self, dropped: Filter) -> None:
         """It is not followed any more."""
         if not dropped.is_prefix:
