@@ -96,6 +96,22 @@ class TestLane < VolcanoTest
     end
   end
 
+  def test_an_answer_without_end_ends_with_its_time
+    chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    { "" => "HTTP/1.1 100 Continue\r\n\r\n" * 1_000, "#{chunked}0\r\n" => "a: b\r\n" * 3_000,
+      chunked => "1;#{"x" * 60_000}\r\na\r\n" }.each do |head, more|
+      @server = ScriptedServer.open do |request|
+        request.socket.write(head)
+        loop { request.socket.write(more) }
+      rescue SystemCallError, IOError
+        nil # the client hung up
+      end
+
+      assert_raises(Volcano::Error::TransportError) { Timeout.timeout(10) { client(@server.url, timeout: 0.3).locks.get("k") } }
+      @server.close
+    end
+  end
+
   # Stands for an exchange whose time is never over.
   Patient = Struct.new(:waits) do
     def wait

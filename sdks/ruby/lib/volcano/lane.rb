@@ -22,6 +22,8 @@ module Volcano
     PART_BYTES = 16_384
     # More than any head, chunk's size or trailer.
     HEAD_BYTES = 65_536
+    # More than any answer of a call. An answer that came late is read all the same, but one without end is not.
+    LONG_BYTES = 1_048_576
 
     # What may go wrong on the way. Timeout::Error itself is not in the list: that one is the user's.
     BROKEN = [
@@ -49,6 +51,7 @@ module Volcano
       @proxy = proxy
       @io = nil # a TCPSocket, or an SSLSocket around one
       @exchange = nil # whose waiting it is
+      @came = 0
       @buffer = String.new # what came and was not taken
       @keeps_alive = true
       @resting_since = nil
@@ -70,6 +73,7 @@ module Volcano
     # The exchange that it belongs to from now on, until it rests.
     def use(exchange)
       @exchange = exchange
+      @came = 0 # bytes
     end
 
     def rest(now)
@@ -251,11 +255,18 @@ module Volcano
     def fill
       loop do
         case part = @io.read_nonblock(PART_BYTES, exception: false)
-        when String then return @buffer << part
+        when String then return take_in(part)
         when nil then raise EOFError, "the connection ended"
         else wait(part)
         end
       end
+    end
+
+    def take_in(part)
+      @came += part.bytesize
+      raise Net::ReadTimeout if @came > LONG_BYTES && @exchange.over?
+
+      @buffer << part
     end
 
     # wanted: :wait_readable or :wait_writable. With TLS either may stand in the way of both.

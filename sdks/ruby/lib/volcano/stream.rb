@@ -70,6 +70,11 @@ module Volcano
       @streaming ? @waiting && !@lane.readable? : super
     end
 
+    # One that is open is not over by the clock.
+    def over?
+      @streaming ? @aborted : super
+    end
+
     # An open stream waits for bytes as long as there was no silence.
     def wait
       return super unless @streaming
