@@ -358,6 +358,24 @@ async def test_a_stream_is_counted_and_logged_at_its_start_and_its_end(world: Wo
     assert await world.metric("volcano_lock_events_sent_total") == 2
 
 
+@pytest.mark.parametrize(
+    ("method", "url"),
+    [
+        ("GET", "/lock-events?key=nightly&token=sk-good"),
+        ("GET", "/lock-events?sk-good"),
+        ("GET", "/locks/nightly?token=sk-good"),
+        ("POST", "/locks/nightly/lease?token=sk-good"),
+    ],
+)
+async def test_a_service_key_in_a_query_is_in_no_log(world: World, method: str, url: str) -> None:
+    """Where a browser's EventSource would put it."""
+    answer = await world.call(method, url, {"Authorization": None})
+
+    (line,) = world.logged()
+    assert (answer.status_code, line["status"]) == (401, 401)
+    assert "sk-good" not in world.lines.getvalue()
+
+
 async def test_no_event_shows_a_lock_token(world: World) -> None:
     async with world.stream("prefix=n") as stream:
         await world.acquire()

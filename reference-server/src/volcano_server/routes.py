@@ -256,11 +256,14 @@ class LockRoutes:
 
 
 def _aim(request: LockRequest) -> Mapping[str, str | None]:
-    """What it was about, for the log."""
-    aim = _printable_segment(request.key_segment)
+    """What it was about, for the log: nothing else of a query, as somebody may put a key there."""
+    segment = request.key_segment
     if request.operation is Operation.EVENTS:
-        return {"filters": aim}
-    return {"key": None if request.operation is Operation.RENEW_MANY else aim or None}
+        filters = (each for each in segment.split(b"&") if each.startswith((b"key=", b"prefix=")))
+        return {"filters": _printable_segment(b"&".join(filters))}
+    if request.operation is Operation.RENEW_MANY:
+        return {"key": None}
+    return {"key": _printable_segment(segment.partition(b"?")[0]) or None}
 
 
 _OUTCOMES: Mapping[type, str] = {
