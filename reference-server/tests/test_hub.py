@@ -355,6 +355,27 @@ async def test_a_prefix_is_looked_through_in_pieces() -> None:
     await listening.close()
 
 
+async def test_what_a_look_has_found_is_learned_before_the_next_chunk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All at once would stop the loop: for a second where a hundred thousand are held."""
+    clock = ManualClock()
+    store = CountingStore(clock)
+    listening = Listening(store, clock)
+    for number in range(5):
+        await listening.acquire(f"k{number}")
+    monkeypatch.setattr(module, "CHUNK", 2)
+    learned: list[int] = []
+    monkeypatch.setattr(
+        listening.hub._following, "learn", lambda *_: learned.append(len(store.chunks))
+    )
+
+    await listening.open(prefixes=["k"])
+
+    assert learned == [1, 1, 2, 2, 3]
+    await listening.close()
+
+
 async def test_a_store_that_cannot_look_opens_no_stream() -> None:
     clock = ManualClock()
     store = CountingStore(clock)

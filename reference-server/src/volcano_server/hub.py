@@ -18,7 +18,7 @@ import asyncio
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 
 from volcano_server.agenda import Agenda
@@ -207,7 +207,7 @@ class Hub:
         for project, room in list(self._rooms.items()):
             for each in room.filters():
                 if each.is_prefix:
-                    found.update(await self._held(project, each.text))
+                    found.update([held async for held in self._held(project, each.text)])
                 else:
                     looked_at.add(SlotKey(project, each.text))
         found.update(await self._held_of(list(looked_at - found.keys())))
@@ -273,18 +273,18 @@ class Hub:
         new.looked = True
 
     async def _look_through(self, project: str, new: Filter) -> None:
-        for slot_key, held in (await self._held(project, new.text)).items():
+        async for slot_key, held in self._held(project, new.text):
             self._following.learn(slot_key, held)
         new.looked = True
 
-    async def _held(self, project: str, prefix: str) -> dict[SlotKey, Held]:
-        found: dict[SlotKey, Held] = {}
+    async def _held(self, project: str, prefix: str) -> AsyncIterator[tuple[SlotKey, Held]]:
+        """Some at a time: a hundred thousand at once would stop the loop for a second."""
         after: str | None = ""
         while after is not None:
             chunk = await self._store.held(project, prefix, after, CHUNK)
-            found.update((SlotKey(project, key), held) for key, held in chunk.held)
+            for key, held in chunk.held:
+                yield SlotKey(project, key), held
             after = chunk.looked_to
-        return found
 
     async def _held_of(self, slot_keys: Sequence[SlotKey]) -> dict[SlotKey, Held]:
         """Asked together: one by one they would hold up the news for as long as it takes."""
