@@ -114,6 +114,7 @@ class Wire(asyncio.Transport):
         self.written: list[bytes] = []
         self.closed = False
         self.aborted = False
+        self.reads = True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if data:
@@ -129,10 +130,13 @@ class Wire(asyncio.Transport):
         self.closed = self.aborted = True
 
     def pause_reading(self) -> None:
-        """Nobody reads ahead here."""
+        self.reads = False
 
     def resume_reading(self) -> None:
-        """Nobody reads ahead here."""
+        self.reads = True
+
+    def is_reading(self) -> bool:
+        return self.reads
 
 
 def connect(app: ASGIApp, loop: asyncio.AbstractEventLoop) -> tuple[JsonProtocol, Wire]:
@@ -459,6 +463,28 @@ async def test_prompt_answers_do_not_add_up_to_a_large_head() -> None:
 
     assert wire.written == [b"HTTP/1.1 204 No Content\r\n\r\n"] * 20
     assert not wire.closed
+    protocol.connection_lost(None)
+
+
+async def test_a_head_without_an_end_is_not_read_while_an_answer_is_on_its_way() -> None:
+    """An event stream's may be for hours: all of the head would be kept until then."""
+    app = Direct()
+    protocol, wire = connect(app, asyncio.get_running_loop())
+    protocol.data_received(request("/locks/a"))
+
+    protocol.data_received(b"GET / HTTP/1.1\r\n")
+    for _ in range(6):
+        protocol.data_received(b"X-Long: " + b"x" * 10_000 + b"\r\n")
+        assert wire.is_reading()
+    protocol.data_received(b"X-Long: " + b"x" * 10_000 + b"\r\n")
+    assert not wire.is_reading()
+    app.answers[0](b"a")
+
+    assert wire.is_reading()
+    assert wire.written == [answered(b"a")]
+    protocol.data_received(b"X: y\r\n")
+    assert wire.written[1].startswith(b"HTTP/1.1 400 ")
+    assert wire.closed
     protocol.connection_lost(None)
 
 

@@ -132,16 +132,16 @@ class JsonProtocol(HttpToolsProtocol):
         if self._kept_back is not None:
             self._go_the_way_of_asgi()
         cycle: RequestResponseCycle | None = self.cycle
-        if cycle is not before or (cycle is not None and not cycle.response_complete):
-            self._head_size = 0
-            return
         # Between two requests, or inside the head of one: uvicorn itself would wait for ever.
         # What began or ended inside the body of a request that is answered already is no head.
-        self._head_size = 0 if in_body or self._in_body() else self._head_size + len(data)
-        if self._head_size > _LARGEST_HEAD:
-            self.send_400_response(f"The head of the request is over {_LARGEST_HEAD} bytes.")
-        else:
+        no_head = cycle is not before or in_body or self._in_body()
+        self._head_size = 0 if no_head else self._head_size + len(data)
+        if self._head_size <= _LARGEST_HEAD:
             self._idle_since = self.loop.time()
+        elif cycle is not None and not cycle.response_complete:
+            self.flow.pause_reading()  # until the answer is out, which a stream may never be
+        else:
+            self.send_400_response(f"The head of the request is over {_LARGEST_HEAD} bytes.")
 
     def _in_body(self) -> bool:
         cycle: RequestResponseCycle | None = self.cycle
