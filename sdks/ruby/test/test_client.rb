@@ -116,6 +116,23 @@ class TestClient < VolcanoTest
     server.close
   end
 
+  # Whoever was acquiring learns of the close, and nobody will use the lease.
+  def test_a_lease_that_may_have_been_granted_while_the_client_closed_is_given_back
+    server = ScriptedServer.open { |request| request.operation == "acquire" ? request.hang : request.be_good }
+    one = client(server.url)
+    calls = [-> { one.locks.acquire("a", ttl: 30) }, -> { one.locks.with_lock("b", ttl: 30) { flunk } }]
+    calls = calls.map { |call| Thread.new { assert_raises(Volcano::Error::TransportError, &call) } }
+    wait_until { server.requests.size == 2 }
+
+    one.close
+
+    calls.each(&:value)
+    assert_equal(%w[acquire acquire release release], server.operations.sort)
+    assert_equal(%w[a b], server.requests.select { |request| request.operation == "release" }.map(&:key).sort)
+    wait_until { server.open_connections.zero? }
+    server.close
+  end
+
   def test_the_leases_of_direct_calls_survive_a_close
     server = ScriptedServer.open
     one = client(server.url)

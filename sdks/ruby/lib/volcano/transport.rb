@@ -94,12 +94,13 @@ module Volcano
       Shield.up { leave(stream, outcome) }
     end
 
-    # Ends what is in flight and closes every connection.
+    # Ends what is in flight, but for releases, and closes every connection. A call that was granted a lease meanwhile, or
+    # may have been, can still give it back.
     def close
       Shield.up do
         free, in_flight = @mutex.synchronize do
           @closed = true
-          [@free.slice!(0..), @exchanges.dup]
+          [@free.slice!(0..), @exchanges.select { |exchange| too_late?(exchange) }]
         end
         in_flight.each(&:abort)
         free.each(&:close)
@@ -139,6 +140,10 @@ module Volcano
       Shield.up { @mutex.synchronize { @exchanges.dup } }
     end
 
+    def too_late?(exchange)
+      @closed && exchange.try.request.operation != "release"
+    end
+
     def exchange_of(try, patience: nil)
       Exchange.new(try, transport: self, clock: @clock, patience: patience)
     end
@@ -149,7 +154,7 @@ module Volcano
 
     # Gives the exchange an open lane; nil, or the Failure.
     def connect(exchange)
-      return exchange.failure("was not sent: this client is closed") if @closed
+      return exchange.failure("was not sent: this client is closed") if too_late?(exchange)
 
       reuse(exchange)
       open_apart(exchange) unless exchange.lane
@@ -184,7 +189,7 @@ module Volcano
     def open(exchange)
       lane = Lane.new(@uri, @proxy_arguments)
       lane.open(exchange.seconds_left)
-      wanted = @mutex.synchronize { exchange.lane = lane if @exchanges.include?(exchange) && !@closed }
+      wanted = @mutex.synchronize { exchange.lane = lane if @exchanges.include?(exchange) && !too_late?(exchange) }
       lane.close unless wanted
     end
 
