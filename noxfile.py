@@ -152,7 +152,7 @@ def docs(session: nox.Session) -> None:
     install(session, "docs", ())
     run(session, "python", "docs/tests/layout.py")
     session.run("zensical", "build", "--strict", "--clean")
-    pytest(session, "docs/tests", processes=2)
+    pytest(session, "docs/tests", processes=3)  # they mostly wait
 
 
 @nox.session
