@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import sqlite3
@@ -520,3 +521,16 @@ def test_help_and_version_need_no_store(tmp_path: Path) -> None:
     bare = run(cwd=tmp_path)
     assert (bare.returncode, bare.stdout) == (64, "")
     assert "Usage" in bare.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at another process's limit")
+def test_a_server_takes_more_connections_than_the_usual_limit(tmp_path: Path) -> None:
+    """Else one project's event streams leave none for anybody's locks."""
+    files = resource.RLIMIT_NOFILE
+    soft, hard = resource.getrlimit(files)
+    resource.setrlimit(files, (min(soft, 1024), hard))
+    try:
+        with dev("--ephemeral", cwd=tmp_path) as running:
+            assert resource.prlimit(running.process.pid, files) == (min(hard, 65_536), hard)
+    finally:
+        resource.setrlimit(files, (soft, hard))

@@ -356,9 +356,10 @@ def _run(
     import gc
 
     from volcano_server.app import create_app
-    from volcano_server.serving import JsonServer
+    from volcano_server.serving import JsonServer, allow_many_connections
 
     silence_uvicorn()
+    allow_many_connections()
     app = create_app(store, access, clock, settings, log=log, counts=counts)
 
     def started() -> None:

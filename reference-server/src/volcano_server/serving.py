@@ -14,6 +14,7 @@ import errno
 import json
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Protocol
 
@@ -31,6 +32,7 @@ KEEP_ALIVE = 75
 GRACEFUL = 12
 """Seconds for what was accepted: a body's patience, the queue's, and some."""
 _LARGEST_HEAD = 64 * 1024
+_MOST_FILES = 64 * 1024
 _BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
 
 
@@ -71,6 +73,17 @@ def _bind_error(host: str, port: int, error: OSError) -> SettingError:
             )
         case _:
             return SettingError(f"cannot listen on {host} port {port}: {error.strerror}", 68)
+
+
+def allow_many_connections() -> None:
+    """As many as the system lets us: one project's event streams reach the usual limit of 1 024."""
+    with suppress(ImportError, ValueError, OSError):  # Windows has no such limit
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def url_of(listener: socket.socket) -> str:
