@@ -2,17 +2,17 @@
 
     python migrate.py DATABASE
 
-One instance holds the lock and migrates; the others wait for the schema, not for the lock.  Each
+One instance holds the lock and migrates; the others wait for it, and find the schema done.  Each
 step is a transaction that first raises the fence: an instance that slept through its lease cannot
 apply a step that a later one has applied already.
 """
 
+import math
 import sqlite3
 import sys
-import time
 from contextlib import closing
 
-from volcano_sdk import ConflictError, VolcanoClient
+from volcano_sdk import VolcanoClient
 
 STEPS = (
     "create table customer (id integer primary key, name text not null)",
@@ -34,16 +34,15 @@ def migrate(database: sqlite3.Connection, volcano: VolcanoClient) -> int:
 
     Raises LockLostError or StaleWriteError when we may no longer go on: start again.
     """
+    if version(database) == len(STEPS):
+        return 0
     applied = 0
-    while version(database) < len(STEPS):
-        try:
-            with volcano.locks.with_lock("migration:shop", ttl=30) as guard:
-                while (step := version(database)) < len(STEPS):
-                    guard.check()
-                    apply(database, step, fencing_token=guard.lease.fencing_token)
-                    applied += 1
-        except ConflictError:
-            time.sleep(0.2)  # another instance is at it
+    # Another instance may be at it.  Ours goes on once that one is done, or dead, and looks again.
+    with volcano.locks.with_lock("migration:shop", ttl=30, wait=math.inf) as guard:
+        while (step := version(database)) < len(STEPS):
+            guard.check()
+            apply(database, step, fencing_token=guard.lease.fencing_token)
+            applied += 1
     return applied
 
 
