@@ -143,6 +143,25 @@ class TestWaiting < VolcanoTest
     assert_steps([:try, NEVER], [nil, NEVER], at: 1001.2)
   end
 
+  def test_a_key_whose_stream_was_replaced_is_looked_at_once
+    @turn.doubtful(1000, 0.5)
+    @turn.doubtful(1002, 1)
+
+    assert_steps([:poll, NEVER], at: 1003)
+    @turn.not_read(Volcano::Error::TransportError.new("x"), 1003, 0)
+    assert_steps([:poll, NEVER], at: 1004)
+    @turn.read(state(at: 60), 1004, at(0).to_f, 0)
+    assert_steps([nil, NEVER], at: 1059)
+  end
+
+  def test_what_that_look_finds_free_is_tried
+    @turn.doubtful(1000, 0)
+    @turn.next_step(1001)
+    @turn.read(Volcano::LockState.new(held: false), 1001, at(0).to_f, 0)
+
+    assert_steps([:try, NEVER], at: 1001)
+  end
+
   def test_a_poll_that_fails_is_followed_by_the_next_not_before_retry_after
     @turn.uncovered(1000, 0)
     @turn.next_step(1001)

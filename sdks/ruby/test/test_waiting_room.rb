@@ -161,6 +161,29 @@ class TestWaitingRoom < VolcanoTest
     second.value
   end
 
+  # A proxy that hangs up as soon as the client half does, or a server that is behind the other one.
+  def test_an_event_that_the_old_stream_did_not_bring_any_more_is_made_good_by_one_look
+    first = wait_for("a")
+    wait_until { at_rest([first]) && @server.streams.size == 1 }
+    second = wait_for("b")
+    wait_until { at_rest([first, second]) && @server.streams.map { |stream| stream.filters["key"] } == [%w[a b]] }
+    @clock.advance(5)
+    wait_until { at_rest([first, second]) && keys_of("get") == %w[a] }
+    @clock.advance(20)
+    wait_until { at_rest([first, second]) }
+    assert_equal(%w[a], keys_of("get"))
+
+    third = wait_for("c")
+    wait_until { at_rest([first, second, third]) && @server.streams.map { |stream| stream.filters["key"] } == [%w[a b c]] }
+    @free << "a"
+    @clock.advance(5)
+
+    assert_equal("a", first.value.key)
+    free("b", "c")
+    [second, third].each(&:value)
+    assert_nothing_left
+  end
+
   def test_a_key_that_is_covered_by_prefixes_needs_no_further_stream
     waiting = Array.new(65) { |number| wait_for(format("job-%02d", number)) }
     wait_until { at_rest(waiting) && @server.streams.any? { |stream| stream.filters["prefix"].size == 7 } }

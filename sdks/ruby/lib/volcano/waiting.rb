@@ -98,6 +98,11 @@ module Volcano
         @polls = true
       end
 
+      # Another stream tells of the key now, and what the old one had on its way may be lost: one look makes it good.
+      def doubtful(now, random)
+        @poll_at = [@poll_at, now + Waiting.poll_delay(random)].min
+      end
+
       # An event of the key, or a reset.
       def heard(event, now, random)
         @watchers = event.watchers || @watchers
@@ -129,15 +134,15 @@ module Volcano
       # A poll was answered with this LockState, by the call or by another that waits for the key. `wall`: the time of day, in
       # seconds since 1970.
       def read(state, now, wall, random)
-        return unless @polls
+        return try_by(now) unless state.held?
 
-        state.held? ? @poll_at = now + Waiting.poll_delay(random, state.expires_at.to_f - wall) : try_by(now)
+        @poll_at = @polls ? now + Waiting.poll_delay(random, state.expires_at.to_f - wall) : Float::INFINITY
       end
 
       # A poll failed, and the next may do better.
       def not_read(error, now, random)
         @not_before = [@not_before, now + (error.retry_after || 0.0)].max
-        @poll_at = now + Waiting.poll_delay(random) if @polls
+        @poll_at = now + Waiting.poll_delay(random)
       end
 
       # --- what to do ---

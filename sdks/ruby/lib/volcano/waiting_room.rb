@@ -300,10 +300,11 @@ module Volcano
 
       old, @open, @opening = @open, listening, nil
       @waiters.each do |key, waiters|
-        next if old&.filters&.cover?(key) || !listening.filters.cover?(key)
+        next unless listening.filters.cover?(key)
 
         random = rand
-        settle_all(waiters.each { |waiter| waiter.turn.covered(@clock.now, random) })
+        news = old&.filters&.cover?(key) ? :doubtful : :covered
+        settle_all(waiters.each { |waiter| waiter.turn.public_send(news, @clock.now, random) })
       end
       old&.stream&.retire
       arrange
