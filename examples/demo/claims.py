@@ -108,7 +108,7 @@ class Summary:
         tries, streams, reads = (self.requests.get(n, 0) for n in ("acquire", "events", "read"))
         return (
             f"{tries} tries for {sum(self.claims.values())} claims,"
-            f" {streams} event streams, {reads} reads{': nobody polled' * (reads == 0)}"
+            f" {streams} event streams, {reads} reads{': nobody polled' * (reads == 0 < streams)}"
         )
 
     def as_json(self) -> dict[str, Any]:

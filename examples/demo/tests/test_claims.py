@@ -87,7 +87,8 @@ def test_a_good_run_has_no_faults() -> None:
     ("requests", "said"),
     [
         ({"acquire": 9, "events": 2}, "2 event streams, 0 reads: nobody polled"),
-        ({"acquire": 9, "read": 4}, "0 event streams, 4 reads"),
+        ({"acquire": 9, "events": 2, "read": 4}, "2 event streams, 4 reads"),
+        ({"acquire": 9}, "0 event streams, 0 reads"),
     ],
 )
 def test_who_reads_again_and_again_is_not_said_to_be_told(
