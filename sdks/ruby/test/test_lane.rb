@@ -1,8 +1,9 @@
 # frozen_string_literal: true
 
 require "helper"
+require "minitest/mock"
 
-# HTTP/1.1 as servers and proxies speak it. That junk is no answer, and how streams are read: test_transport.rb, test_stream.rb.
+# Net::HTTP is given the requests and asked for the answers. HTTP/1.1 as servers and proxies speak it. That junk is no answer, and how streams are read: test_transport.rb, test_stream.rb.
 class TestLane < VolcanoTest
   FREE = %({"held":false})
   LENGTH = "Content-Length: #{FREE.bytesize}\r\n"
@@ -18,7 +19,7 @@ class TestLane < VolcanoTest
     { "HTTP/1.1 200 OK\r\n#{LENGTH}\r\n#{FREE}" => true, "HTTP/1.1 200\r\n#{LENGTH}\r\n#{FREE}" => true, "HTTP/1.1 200 OK\n#{LENGTH}\n#{FREE}" => true,
       "HTTP/1.1 200 OK\r\ncontent-LENGTH:\t#{FREE.bytesize} \r\nX-Empty:\r\nX: a\r\n folded: line\r\n\r\n#{FREE}" => true,
       "HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n#{chunks}\r\n" => true,
-      "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n#{chunks}Trailer: x\r\nAnother: y\r\n\r\n" => true,
+      "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 30\r\n\r\n#{chunks}Trailer: x\r\nAnother: y\r\n\r\n" => true,
       "HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n#{LENGTH}\r\n#{FREE}" => true,
       "HTTP/1.0 200 OK\r\nConnection: Keep-Alive\r\n#{LENGTH}\r\n#{FREE}" => true, "HTTP/1.0 200 OK\r\n#{LENGTH}\r\n#{FREE}" => false,
       "HTTP/1.1 200 OK\r\nConnection: Close\r\nConnection: x\r\n#{LENGTH}\r\n#{FREE}" => false,
@@ -51,8 +52,7 @@ class TestLane < VolcanoTest
   end
 
   def test_what_could_be_read_in_two_ways_is_not_read
-    ["Content-Length: 15\r\nContent-Length: 14\r\n", "Transfer-Encoding: chunked\r\n\r\ne\r\n#{FREE}x\r\n0\r\n", "Content-Length: +14\r\n", "Content-Length: -1\r\n", "Transfer-Encoding: gzip, chunked\r\n",
-     "Content-Length : 14\r\n", " Content-Length: 14\r\n", "X" * 100_000, "X: #{"x" * 100_000}\r\n"].each do |fields|
+    ["Content-Length: 15\r\nContent-Length: 14\r\n", "Transfer-Encoding: chunked\r\n\r\ne\r\n#{FREE}x\r\n0\r\n", "Transfer-Encoding: gzip, chunked\r\n", "X" * 100_000].each do |fields|
       locks = locks_of { |request| [request.socket.write("HTTP/1.1 200 OK\r\n#{fields}\r\n#{FREE}"), request.socket.close] }
 
       assert_raises(Volcano::Error::TransportError, fields) { locks.get("k") }
@@ -62,41 +62,28 @@ class TestLane < VolcanoTest
   end
 
   def test_what_does_not_fit_into_the_socket_waits_and_is_sent_whole
-    TCPServer.open("127.0.0.1", 0) do |listener|
-      lane = Volcano::Lane.new(URI("http://127.0.0.1:#{listener.addr[1]}"), [nil])
-      lane.open(5.0)
-      accepted = listener.accept
-      lane.use(patient = Patient.new(0))
-      message = Random.bytes(20_000_000)
-      writing = Thread.new { lane.write(message) }
-      wait_until { patient.waits.positive? }
+    body = "x" * 20_000_000
+    locks_of { |request| request.be_good }
 
-      assert_equal(message, accepted.read(message.bytesize))
-      writing.value
-      lane.close
-      accepted.close
+    assert_equal(204, send_body(body, timeout: 20.0).status)
+    assert_equal(body, @server.requests.first.body)
+  end
+
+  # Also where the connection was opened by a call with more time.
+  def test_what_nobody_reads_is_given_up_with_the_timeout
+    TCPServer.open("127.0.0.1", 0) do |listener|
+      @session = client("http://127.0.0.1:#{listener.addr[1]}").session
+      server = Thread.new { listener.accept.tap { |socket| [socket.readpartial(10_000), socket.write("HTTP/1.1 204 No Content\r\n\r\n")] } }
+
+      assert_equal(204, send_body("x", timeout: 20.0).status)
+      took = seconds { assert_match(/none within 0.2 s/, send_body("x" * 20_000_000, timeout: 0.2).error.message) }
+
+      assert_operator(took, :<, 5)
+      server.value.close
     end
   end
 
-  # A proxy that finds a request too large says so and hangs up in the middle of it.
-  def test_a_refusal_that_comes_before_the_request_was_read_is_an_answer
-    TCPServer.open("127.0.0.1", 0) do |listener|
-      lane = Volcano::Lane.new(URI("http://127.0.0.1:#{listener.addr[1]}"), [nil])
-      lane.open(5.0)
-      accepted = listener.accept
-      lane.use(Patient.new(0))
-      accepted.write("HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
-      lane.half_close # whoever writes now gets EPIPE
-
-      lane.write("more")
-
-      assert_equal([[413, { "content-length" => "2" }], "no", nil], [lane.read_head, lane.next_part, lane.next_part])
-      lane.close
-      accepted.close
-    end
-  end
-
-  def test_an_answer_without_end_ends_with_its_time
+  def test_an_answer_without_end_is_cut_off
     chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     { "" => "HTTP/1.1 100 Continue\r\n\r\n" * 1_000, "#{chunked}0\r\n" => "a: b\r\n" * 3_000,
       chunked => "1;#{"x" * 60_000}\r\na\r\n" }.each do |head, more|
@@ -107,24 +94,61 @@ class TestLane < VolcanoTest
         nil # the client hung up
       end
 
-      assert_raises(Volcano::Error::TransportError) { Timeout.timeout(10) { client(@server.url, timeout: 0.3).locks.get("k") } }
+      error = assert_raises(Volcano::Error::TransportError) { client(@server.url, timeout: 10).locks.get("k") }
+
+      assert_match(/longer than/, error.message)
       @server.close
     end
   end
 
-  # Stands for an exchange whose time is never over.
-  Patient = Struct.new(:waits) do
-    def wait
-      self.waits += 1
-      nil until yield(0.05)
-      true
+  # --- Net::HTTP as others know it -----------------------------------------------------------------
+
+  def test_what_watches_net_http_sees_each_request_and_may_add_to_it
+    locks = locks_of { |request| request.be_good }
+    seen = []
+    watched = Class.new(Net::HTTP) do
+      define_method(:request) do |request, *rest, &block|
+        request["Traceparent"] = "00-1"
+        super(request, *rest, &block).tap { |response| seen << [request.method, request.path, request["x-volcano-lock-token"], request.body, response.code] }
+      end
     end
+
+    Net::HTTP.stub(:new, watched.new("127.0.0.1", @server.port, nil)) { locks.acquire("k", ttl: 30, token: TOKEN) }
+
+    assert_equal([["POST", "/locks/k/lease", TOKEN, %({"ttl_seconds":30}), "201"]], seen)
+    assert_equal("00-1", @server.requests.first.headers["traceparent"])
+  end
+
+  # As WebMock does it. An event stream is no answer then.
+  def test_a_double_may_answer_without_a_connection
+    double = Class.new(Net::HTTP) do
+      define_method(:start) { tap { @started = true } }
+      define_method(:request) do |_request, &read|
+        socket = Net::BufferedIO.new(StringIO.new("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n#{LENGTH}\r\n#{FREE}"))
+        Net::HTTPResponse.read_new(socket).tap { |response| response.reading_body(socket, true) { read.call(response) } }
+      end
+    end
+    one = client("http://locks.example.invalid")
+    request = Volcano::Operations.get("k", request_id: TOKEN, service_key: "sk-test")
+    stream = Volcano::Stream.new(Volcano::Operations::Try.new(request: request, timeout: 5.0), transport: one.session.transport, clock: one.session.clock)
+    place = ->(&call) { Net::HTTP.stub(:new, double.new("locks.example.invalid", 80, nil), &call) }
+
+    2.times { place.call { refute_predicate(one.locks.get("k"), :held?) } }
+    assert_equal([200, FREE], place.call { stream.open.to_h.values_at(:status, :body) })
+    stream.close
   end
 
   private
 
+  def send_body(body, timeout:)
+    request = Volcano::Operations.release("k", token: TOKEN, request_id: TOKEN, service_key: "sk-test").to_h
+    @session.transport.call(Volcano::Operations::Try.new(request: Volcano::Operations::Request.new(**request, body: body), timeout: timeout))
+  end
+
   def locks_of(&script)
     @server = ScriptedServer.open(&script)
-    client(@server.url, timeout: 5).locks
+    one = client(@server.url, timeout: 5)
+    @session = one.session
+    one.locks
   end
 end

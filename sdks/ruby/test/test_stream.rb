@@ -86,6 +86,13 @@ class TestStream < VolcanoTest
     assert_operator(@stream.taken, :<, 700_000)
   end
 
+  def test_a_stream_may_be_as_long_as_it_likes
+    open(stream_of { |request| [request.socket.write("#{HEAD}\r\n"), 100.times { request.socket.write(": #{"x" * 10_000}\n\n") }, request.socket.write(EVENT), request.socket.close] })
+
+    assert_equal([:released], all_events.map(&:type))
+    assert_operator(@stream.taken, :>, 1_000_000)
+  end
+
   def test_a_reset_connection_is_the_end
     open(stream_of { |request| request.open_stream })
     @stream.next_events

@@ -130,7 +130,7 @@ class TestTransport < VolcanoTest
   end
 
   def test_what_is_no_http_is_no_answer
-    ["junk\r\n\r\n", "HTTP/1.1 twohundred\r\n\r\n", "HTTP/1.1 200 OK\r\nno header\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n{}",
+    ["junk\r\n\r\n", "HTTP/1.1 twohundred\r\n\r\n", "HTTP/1.1 200 OK\r\nno header\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n{}", "HTTP/1.1 200 OK\r\nX: a\rb\r\n\r\n{}",
      "HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{\"held\"", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"].each do |junk|
       locks = locks_of(timeout: 5) do |request|
         request.socket.write(junk)
@@ -211,6 +211,16 @@ class TestTransport < VolcanoTest
     calls.each(&:value)
     wait_until { @server.open_connections.zero? }
     assert_match(/this client is closed/, assert_raises(Volcano::Error) { one.locks.get("k") }.message)
+  end
+
+  def test_what_is_aborted_before_it_was_sent_is_not_sent
+    one = client_of { |request| request.be_good }
+    one.locks.get("k")
+    request = Volcano::Operations.get("k", request_id: TOKEN, service_key: "sk-test")
+    outcome = one.session.transport.call(Volcano::Operations::Try.new(request: request, timeout: 5.0), &:abort)
+
+    assert_match(/given up/, outcome.error.message)
+    assert_equal(1, @server.requests.size)
   end
 
   def test_an_interrupted_exchange_closes_its_lane

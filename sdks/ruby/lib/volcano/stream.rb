@@ -18,6 +18,14 @@ module Volcano
     # So long a server may take to end a stream that is not needed any more.
     RETIRED_SECONDS = 1.0
 
+    # Where the bytes of a body go when Net::BufferedIO reads them: out of it, as soon as there are any.
+    module Part
+      def self.<<(bytes)
+        throw(self, bytes) unless bytes.empty?
+      end
+    end
+    private_constant :Part
+
     # How many bytes of the body were read.
     attr_reader :taken
 
@@ -28,6 +36,7 @@ module Volcano
       @streaming = false
       @taken = 0
       @retirement = nil
+      @socket = nil # Net::BufferedIO
     end
 
     # Is it past the head, and not closed?
@@ -70,9 +79,14 @@ module Volcano
       @streaming ? @waiting && !@lane.readable? : super
     end
 
-    # One that is open is not over by the clock.
-    def over?
-      @streaming ? @aborted : super
+    # Nil when it is open, else the outcome.
+    def perform
+      catch(self) { super }
+    end
+
+    def sending(socket)
+      super
+      @socket = socket
     end
 
     # An open stream waits for bytes as long as there was no silence.
@@ -91,22 +105,44 @@ module Volcano
 
     private
 
-    # Nil when it is open, else the outcome.
-    def answer(status, headers)
-      return super unless status == 200 && headers.fetch("content-type", "").match?(%r{\Atext/event-stream\s*(;|\z)}i)
-
-      @streaming = true
-      nil
-    end
-
     # Nil at the end of the body.
     def next_part
-      part = @lane.next_part or return
+      @bytes = 0
+      part = catch(Part) { read_on } or return
 
+      @left -= part.bytesize if @left
       @taken += part.bytesize
       part
     rescue *Lane::BROKEN
       nil
+    end
+
+    # The head of an answer has come; that of a double in the place of Net::HTTP without a socket.
+    def read_body(answer)
+      return super unless @socket && answer.code == "200" && answer.content_type == "text/event-stream"
+
+      @chunked = answer.chunked?
+      @left = @chunked ? 0 : answer.content_length # of the chunk or the body; nil: up to the end of the connection
+      @at_start = true
+      @streaming = true
+      throw(self) # Net::HTTP would not let go of the answer before its end, not even for a `break`
+    end
+
+    # Throws the next bytes; returns at the end of the body.
+    def read_on
+      return if (@chunked ? begin_chunk : @left)&.zero?
+
+      @left ? @socket.read(@left, Part) : @socket.read_all(Part)
+      nil
+    end
+
+    # Goes on to the next chunk where one has ended. Returns what is left of it.
+    def begin_chunk
+      return @left if @left.positive?
+
+      @socket.readline unless @at_start
+      @at_start = false
+      @left = Integer(@socket.readline[/\A\h{1,8}/] || raise(Net::HTTPBadResponse, "no chunk"), 16)
     end
   end
 end

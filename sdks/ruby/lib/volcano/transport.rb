@@ -5,7 +5,6 @@ require "volcano/discreet"
 require "volcano/lane"
 require "volcano/operations"
 require "volcano/shield"
-require "volcano/version"
 
 module Volcano
   # The only file that touches the network: one try in, its Answer or Failure out.
@@ -21,15 +20,12 @@ module Volcano
   # socket to the garbage collector.
   # @api private
   class Transport
-    # What every request says besides its own headers.
-    HEADERS = "Accept-Encoding: identity\r\nUser-Agent: volcano-sdk-ruby/#{VERSION}\r\n"
-    private_constant :HEADERS
-
     # @param uri [URI::HTTP] the API's URL; its path, if any, comes before the operations' paths
     # @param proxy [URI::HTTP, nil]
     # @param openers [Boolean] may it use further threads? The workers, which nobody interrupts, connect themselves
     def initialize(uri, proxy:, clock:, openers: true)
       @uri = uri
+      @path = uri.path.chomp("/")
       @proxy = proxy
       @clock = clock
       @openers = openers
@@ -37,11 +33,6 @@ module Volcano
       @free = [] # [Lane, …] the latest used last
       @exchanges = [] # [Exchange, …] begun and not ended
       @closed = false
-      @proxy_arguments = proxy ? [proxy.hostname, proxy.port, *credentials(proxy)] : [nil]
-      authority = uri.port == uri.default_port ? uri.host : "#{uri.host}:#{uri.port}"
-      forwarded = proxy && uri.scheme == "http" # TLS goes through a proxy; anything else it reads and sends on
-      @target = "#{"http://#{authority}" if forwarded}#{uri.path.chomp("/")}".freeze
-      @head = "HTTP/1.1\r\nHost: #{authority}\r\n#{HEADERS}#{proxy_authorization(proxy) if forwarded && proxy.user}".freeze
     end
 
     # The exchanges in flight; an open stream is none.
@@ -118,23 +109,12 @@ module Volcano
       @proxy ? "#{place} through the proxy #{@proxy.scheme}://#{@proxy.host}:#{@proxy.port}" : place
     end
 
-    # A request as it is on the wire.
-    def message(request)
-      message = +"#{request.http_method} #{@target}#{request.path} #{@head}"
-      request.headers.each { |name, value| message << name << ": " << value << "\r\n" }
-      body = request.body
-      body ? message << "Content-Length: #{body.bytesize}\r\n\r\n" << body : message << "\r\n"
+    # The path on the wire of an operation's path.
+    def path(operation_path)
+      "#{@path}#{operation_path}"
     end
 
     private
-
-    def credentials(proxy)
-      [proxy.user, proxy.password].map { |part| part && URI.decode_www_form_component(part) }
-    end
-
-    def proxy_authorization(proxy)
-      "Proxy-Authorization: Basic #{[credentials(proxy).join(":")].pack("m0")}\r\n"
-    end
 
     def begun
       Shield.up { @mutex.synchronize { @exchanges.dup } }
@@ -187,7 +167,7 @@ module Volcano
     end
 
     def open(exchange)
-      lane = Lane.new(@uri, @proxy_arguments)
+      lane = Lane.new(session)
       lane.open(exchange.seconds_left)
       wanted = @mutex.synchronize { exchange.lane = lane if @exchanges.include?(exchange) && !too_late?(exchange) }
       lane.close unless wanted
@@ -199,11 +179,23 @@ module Volcano
 
         lane = exchange.lane
         lane&.rest(@clock.now)
-        keep = outcome.is_a?(Operations::Answer) && lane.reusable? && !@closed
+        keep = outcome.is_a?(Operations::Answer) && lane.open? && !@closed
         @free.push(lane) if keep
         [keep ? nil : lane, *@free.slice!(0, @free.index { |free| !free.idle?(@clock.now) } || 0)].compact
       end
       retired.each(&:close)
+    end
+
+    def session
+      http = Net::HTTP.new(@uri.hostname, @uri.port, *proxy_arguments)
+      http.use_ssl = @uri.scheme == "https"
+      http
+    end
+
+    def proxy_arguments
+      return [nil] unless @proxy
+
+      [@proxy.hostname, @proxy.port, *[@proxy.user, @proxy.password].map { |part| part && URI.decode_www_form_component(part) }]
     end
 
     # One try on its way, from before it connects until its lane is free again.
@@ -212,7 +204,7 @@ module Volcano
 
       # A wait for the socket is cut into slices of this, to see interrupts.
       SLICE_SECONDS = 0.05
-      # More than any answer of a lock server: one about 500 leases takes a quarter of it.
+      # More than any answer of a lock server, with its head: one about 500 leases takes a quarter of it.
       BODY_BYTES = 524_288
 
       # seconds: how long it may take, as was asked last; deadline: until when.
@@ -229,6 +221,7 @@ module Volcano
         @seconds = try.timeout
         @deadline = @began_at + @seconds
         @sent_at = nil
+        @bytes = 0
         @waiting = false
         @aborted = false
         @hurried = false
@@ -250,12 +243,10 @@ module Volcano
 
       # Sends and reads. Returns the Answer, or the Failure.
       def perform
-        @lane.use(self)
         @sent_at = @clock.now
-        raise IOError, "closed" if @aborted
-
-        @lane.write(@transport.message(@try.request))
-        answer(*@lane.read_head)
+        body = nil
+        response = @lane.request(Lane::Wire.new(@try.request, @transport.path(@try.request.path), self)) { |answer| body = read_body(answer) }
+        Operations::Answer.new(sent_at: @sent_at, status: response.code.to_i, headers: response, body: body)
       rescue *Lane::BROKEN => error
         failure("got no answer from #{@transport.destination}: #{why(error)}", error)
       end
@@ -263,6 +254,18 @@ module Volcano
       def failure(what, cause = nil)
         error = Error::TransportError.new("#{@try.request.operation} #{what}", request_id: @try.request.request_id)
         Operations::Failure.new(sent_at: @sent_at || @began_at, error: Error.with_cause(error, cause), reached: !@sent_at.nil?)
+      end
+
+      # The request is about to be written there.
+      def sending(socket)
+        @lane.use(socket, self)
+        raise IOError, "closed" if @aborted
+      end
+
+      # So many bytes more. Net::HTTP reads heads, chunks' sizes and trailers without end, and waits for nothing while they come.
+      def came(bytes)
+        @bytes += bytes
+        raise IOError, "the answer is longer than #{BODY_BYTES} bytes" if @bytes > BODY_BYTES
       end
 
       # Waits for the socket in slices. False when the time is over.
@@ -302,18 +305,12 @@ module Volcano
       end
 
       # The head has come.
-      def answer(status, headers)
-        Operations::Answer.new(sent_at: @sent_at, status: status, headers: headers, body: read_body)
-      end
+      def read_body(answer)
+        body = answer.body or return # a 204 has none
+        early = !answer.chunked? && body.bytesize < answer.content_length.to_i # Net::HTTP lets it pass
+        raise EOFError, "the answer ends early" if early
 
-      def read_body
-        body = String.new
-        while (part = @lane.next_part)
-          raise IOError, "the answer is longer than #{BODY_BYTES} bytes" if body.bytesize + part.bytesize > BODY_BYTES
-
-          body << part
-        end
-        body.force_encoding(Encoding::UTF_8)
+        body.dup.force_encoding(Encoding::UTF_8)
       end
 
       def why(error)
