@@ -4,8 +4,9 @@ import asyncio
 import io
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,11 +14,12 @@ import pytest
 from listening import Heard, brief, parse
 
 from volcano_server import event_response, hub
-from volcano_server.access import Access, Caller
+from volcano_server.access import Access, AccessFile, Caller
 from volcano_server.app import create_app
 from volcano_server.clock import ManualClock
-from volcano_server.lease import Acquire, SlotKey
+from volcano_server.lease import Acquire, Answer, Read, SlotKey
 from volcano_server.logs import Log
+from volcano_server.problems import Problem
 from volcano_server.settings import Settings
 from volcano_server.stores.memory import MemoryStore
 from volcano_server.subscription import Ending
@@ -63,13 +65,14 @@ class Stream:
 class World:
     """An app in process, what it logs, and a caller with good headers."""
 
-    def __init__(self) -> None:
+    def __init__(self, access: Access | None = None, store: MemoryStore | None = None) -> None:
         self.clock = ManualClock()
-        self.store = MemoryStore(self.clock)
+        self.store = store or MemoryStore(self.clock)
         self.lines = io.StringIO()
-        settings = Settings(log_requests=True, test_controls=True)
+        settings = Settings(log_requests=True, test_controls=True, access_refresh=0.01)
+        access = access or Access(KEYS)
         self.app = create_app(
-            self.store, Access(KEYS), self.clock, settings, log=Log(self.lines, quiet=True)
+            self.store, access, self.clock, settings, log=Log(self.lines, quiet=True)
         )
         transport = VolcanoServer("", self.clock, self.app).transport()
         self.http = httpx.AsyncClient(transport=transport, base_url="http://volcano.test")
@@ -92,8 +95,8 @@ class World:
     ) -> httpx.Response:
         return await self.http.request(method, path, headers=self.headers(headers or {}), **options)
 
-    async def acquire(self, key: str = "nightly", ttl: int = 30) -> int:
-        answer = await self.call("POST", f"/locks/{key}/lease", json={"ttl_seconds": ttl})
+    async def acquire(self, key: str = "nightly", ttl: int = 30, **headers: str | None) -> int:
+        answer = await self.call("POST", f"/locks/{key}/lease", headers, json={"ttl_seconds": ttl})
         assert answer.status_code == 201
         return int(answer.json()["fencing_token"])
 
@@ -356,6 +359,65 @@ async def test_a_stream_is_counted_and_logged_at_its_start_and_its_end(world: Wo
     assert await world.metric(opened_count) == 1
     assert await world.metric('volcano_lock_events_total{event="acquired"}') == 1
     assert await world.metric("volcano_lock_events_sent_total") == 2
+
+
+class Gate(MemoryStore):
+    """Answers reads when `opened`."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.asked = asyncio.Event()
+        self.opened = asyncio.Event()
+
+    async def read(self, commands: Sequence[Read]) -> list[Answer]:
+        self.asked.set()
+        await self.opened.wait()
+        return await super().read(commands)
+
+
+async def test_a_revoked_key_ends_its_streams_and_no_other(tmp_path: Path) -> None:
+    file = AccessFile(tmp_path / "locks.access.db")
+    file.create_project("shop")
+    key, id_ = file.create_key("shop", kind="service")
+    other, _ = file.create_key("shop", kind="service")
+    world = World(Access(tables=file))
+    async with world.app.router.lifespan_context(world.app), world.http:
+        async with (
+            world.stream("key=nightly", Authorization=f"Bearer {key}") as stream,
+            world.stream("key=nightly", Authorization=f"Bearer {other}") as stays,
+        ):
+            file.revoke_key(id_)
+            assert await stream.ends() == []
+            await world.acquire(Authorization=f"Bearer {other}")
+            assert brief(await stays.next()) == [("acquired", "nightly")]
+
+        refused = await world.call(
+            "GET", "/lock-events?key=nightly", {"Authorization": f"Bearer {key}"}
+        )
+        assert refused.status_code == 401
+        assert await world.metric('volcano_lock_event_streams_ended_total{reason="refused"}') == 1
+
+
+async def test_a_key_that_is_revoked_while_its_stream_opens_gets_none(tmp_path: Path) -> None:
+    file = AccessFile(tmp_path / "locks.access.db")
+    file.create_project("shop")
+    key, id_ = file.create_key("shop", kind="service")
+    access = Access(tables=file)
+    gate = Gate(ManualClock())
+    world = World(access, gate)
+    async with world.app.router.lifespan_context(world.app), world.http:
+        opening = asyncio.create_task(
+            world.call("GET", "/lock-events?key=nightly", {"Authorization": f"Bearer {key}"})
+        )
+        await gate.asked.wait()
+        file.revoke_key(id_)
+        bearer = f"Bearer {key}".encode()
+        while not isinstance(access.authenticate(bearer), Problem):  # noqa: ASYNC110 - nothing says
+            await asyncio.sleep(0.01)
+        gate.opened.set()
+
+        assert (await opening).status_code == 401
+        assert await world.metric("volcano_lock_event_streams") == 0
 
 
 @pytest.mark.parametrize(

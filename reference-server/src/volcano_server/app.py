@@ -76,7 +76,7 @@ def create_app(
         chores = [
             asyncio.create_task(_kept_up(chore, log))
             for chore in (
-                lambda: _refresh(access, log, settings.access_refresh),
+                lambda: _refresh(access, service, log, settings.access_refresh),
                 lambda: keep_swept(store, asyncio.sleep),
                 lambda: _exchange_counts(service, counts, settings.counts_exchange),
                 *([hub.feed.run] if hub.feed is not None else []),
@@ -141,7 +141,7 @@ async def _open(store: Store, access: Access) -> None:
         raise
 
 
-async def _refresh(access: Access, log: Log, pause: float) -> None:
+async def _refresh(access: Access, service: LockService, log: Log, pause: float) -> None:
     """Look for changed credentials for as long as the server runs."""
     while True:
         await asyncio.sleep(pause)
@@ -152,6 +152,7 @@ async def _refresh(access: Access, log: Log, pause: float) -> None:
             log.trouble("credentials_unreadable", reason=str(error))
             continue
         if changes != Changes():
+            service.end_streams(changes.removed | changes.changed)
             log.note(
                 "credentials_changed",
                 added=sorted(changes.added),

@@ -1,6 +1,7 @@
 """One event stream over HTTP: blocks go out as fast as its reader takes them, until it ends.
 
     reader gone   at once: whoever hangs up is heard of
+    refused       at once
     cut off       what waits may still be read, for a while
     stopping      the same, for half a second
 
@@ -16,7 +17,12 @@ from starlette.types import Receive, Scope, Send
 
 from volcano_server.subscription import Ending, Subscription
 
-_PATIENCE = {Ending.READER_GONE: 0.0, Ending.CUT_OFF: 10.0, Ending.STOPPING: 0.5}
+_PATIENCE = {
+    Ending.READER_GONE: 0.0,
+    Ending.REFUSED: 0.0,
+    Ending.CUT_OFF: 10.0,
+    Ending.STOPPING: 0.5,
+}
 """Seconds for what waits when a stream ends."""
 _GRACEFUL = 5.0
 """Seconds after which sse-starlette, which looks for uvicorn's stop itself, breaks a stream off."""

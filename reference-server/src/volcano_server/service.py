@@ -40,7 +40,7 @@ from volcano_server.problems import (
 from volcano_server.quota import Quota, Spent
 from volcano_server.settings import Settings
 from volcano_server.stores.store import SharedCounts, StoreUnavailableError
-from volcano_server.subscription import Subscription
+from volcano_server.subscription import Ending, Subscription
 
 STORE_UNAVAILABLE = service_unavailable("The lock store cannot answer at the moment; try again.")
 BODY_TOO_SLOW = service_unavailable("The body did not arrive in time; try again.")
@@ -117,6 +117,7 @@ class LockService:
         self._hub = hub
         self._clock = clock
         self._quota = Quota()
+        self._streams: dict[Subscription, str] = {}  # whose: by the id of a credential
         self._touched: set[SlotKey] | None = set() if settings.test_controls else None
 
     async def answer(self, request: LockRequest, read_body: ReadBody) -> Outcome:
@@ -130,7 +131,7 @@ class LockService:
             if request.operation is Operation.RENEW_MANY:
                 return await self._renew_many(request, read_body, caller, spent)
             if request.operation is Operation.EVENTS:
-                answer = await self._open_stream(request, read_body, caller.project)
+                answer = await self._open_stream(request, read_body, caller)
             else:
                 aim = self._aim(request, caller.project)
                 answer = await self._queue.submit(_command(request, aim, await read_body()))
@@ -211,20 +212,33 @@ class LockService:
         return Outcome(wire.Together(keys, answers), caller, spent)
 
     async def _open_stream(
-        self, request: LockRequest, read_body: ReadBody, project: str
+        self, request: LockRequest, read_body: ReadBody, caller: Caller
     ) -> Subscription | Problem:
         _refuse_repeated(request)
         wire.parse_request_id(request.request_id)
         filters = wire_events.parse_filters(request.key_segment)
         await read_body()  # which it does not take, like a read
         try:
-            return await self._hub.open(project, filters, request.last_event_id)
+            stream = await self._hub.open(caller.project, filters, request.last_event_id)
         except TooManyStreamsError:
             return too_many_streams(MOST_STREAMS)
+        now = self.admit(request.authorization)
+        if isinstance(now, Problem):  # revoked meanwhile
+            self._hub.leave(stream)
+            return now
+        self._streams[stream] = caller.credential_id
+        return stream
 
     def close_stream(self, subscription: Subscription) -> None:
         """Its reader is gone, or has had everything."""
+        self._streams.pop(subscription, None)
         self._hub.leave(subscription)
+
+    def end_streams(self, credential_ids: frozenset[str]) -> None:
+        """Of credentials that were changed or removed: who may still listen comes back."""
+        for subscription, credential_id in list(self._streams.items()):
+            if credential_id in credential_ids:
+                subscription.end(Ending.REFUSED)
 
     def _spend(self, caller: Caller, operations: int = 1) -> Spent:
         now = self._clock.wall()

@@ -20,6 +20,7 @@ class Ending(StrEnum):
 
     READER_GONE = "reader_gone"
     CUT_OFF = "cut_off"
+    REFUSED = "refused"  # its credential does not count any more, or not as it did
     STOPPING = "stopping"
 
 
