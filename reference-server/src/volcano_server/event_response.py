@@ -1,9 +1,8 @@
 """One event stream over HTTP: blocks go out as fast as its reader takes them, until it ends.
 
     reader gone   at once: whoever hangs up is heard of
-    refused       at once
     cut off       what waits may still be read, for a while
-    stopping      the same, for half a second
+    stopping      the same, for half a second; where it is refused, too
 
 A reader that does not even take that is disconnected: the answer breaks off, and serving.py does
 not wait for what is still in the connection's buffer.
@@ -19,8 +18,8 @@ from volcano_server.subscription import Ending, Subscription
 
 _PATIENCE = {
     Ending.READER_GONE: 0.0,
-    Ending.REFUSED: 0.0,
     Ending.CUT_OFF: 10.0,
+    Ending.REFUSED: 0.5,
     Ending.STOPPING: 0.5,
 }
 """Seconds for what waits when a stream ends."""
