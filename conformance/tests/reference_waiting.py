@@ -423,11 +423,14 @@ async def _before(sdk: "Sdk", work: Awaitable[bytes], seconds: float) -> bytes:
 
 async def watch(sdk: "Sdk", filters: Filters) -> AsyncGenerator[LockEvent, None]:
     """Over a stream of its own, opened again and again."""
-    last_id, failures = "", 0
+    last_id, failures, was_open = "", 0, False
     while True:
         outcome = await sdk.open_stream(filters, last_id)
         wait = None
         if isinstance(outcome, Stream):
+            if was_open and not last_id:
+                yield LockEvent("reset")
+            was_open = True
             async with aclosing(heard(sdk, outcome)) as pieces:
                 async for events, seen in pieces:
                     failures, last_id = 0, seen or last_id

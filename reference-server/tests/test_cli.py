@@ -280,7 +280,11 @@ def test_a_mistake_is_one_line_and_a_status(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
-def test_an_output_that_takes_nothing_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_takes_nothing_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbuffered: str
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     for arguments in (("dev", "--port", "0", "--ephemeral"), ("--version",)):
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(

@@ -9,6 +9,7 @@ A user's mistake is one line on stderr and a status of sysexits.h, never a trace
 
 import ipaddress
 import json
+import os
 import re
 import socket
 import sys
@@ -68,6 +69,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except (SettingError, AccessError, StoreOpenError) as error:
         _fail(str(error), error.exit_status)
     except OSError as error:  # without a file's name it is about the output
+        if error.filename is None:
+            # Python would try once more at its end, and say so in its own words.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(f"cannot use {error.filename or 'the output'}: {error.strerror}", 74)  # EX_IOERR
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
