@@ -9,6 +9,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -117,21 +118,28 @@ class Server:
         self.asked_by_asgi.append(scope["path"])
         await self._app(scope, receive, send)
 
+    def running(self) -> AbstractAsyncContextManager[object]:
+        return self._app.router.lifespan_context(self._app)
+
     async def answers(self, requests: Sequence[bytes]) -> list[bytes]:
+        async with self.running():
+            return await self.answers_to_one(requests)
+
+    async def answers_to_one(self, requests: Sequence[bytes]) -> list[bytes]:
+        """What one connection gets while the server runs."""
         config = JsonServer(self).config
         config.load()
         protocol = JsonProtocol(config, ServerState(), {}, asyncio.get_running_loop())
         connection = Wire()
         protocol.connection_made(connection)
         found = []
-        async with self._app.router.lifespan_context(self._app):
-            self.asked_by_asgi.clear()
-            for each in requests:
-                protocol.data_received(each)
-                for _ in range(30):
-                    await asyncio.sleep(0)
-                found.append(connection.written)
-                connection.written = b""
+        self.asked_by_asgi.clear()
+        for each in requests:
+            protocol.data_received(each)
+            for _ in range(30):
+                await asyncio.sleep(0)
+            found.append(connection.written)
+            connection.written = b""
         protocol.connection_lost(None)
         return found
 
@@ -279,9 +287,10 @@ async def test_a_fault_in_an_answer_harms_no_other(monkeypatch: pytest.MonkeyPat
         raise RuntimeError("a fault of ours")
 
     monkeypatch.setattr(wire, "timestamp", faulty)
-    answers = await asyncio.gather(
-        *(server.answers([request("POST", f"/locks/{key}/lease", TTL)]) for key in "abc")
-    )
+    async with server.running():
+        answers = await asyncio.gather(
+            *(server.answers_to_one([request("POST", f"/locks/{key}/lease", TTL)]) for key in "abc")
+        )
 
     assert [int(answer.split()[1]) for (answer,) in answers] == [500, 201, 201]
     assert [line["event"] for line in server.logged() if line["level"] == "error"] == [
