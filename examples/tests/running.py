@@ -47,7 +47,7 @@ def show(name: str) -> list[str]:
 def showing(name: str) -> Iterator[Callable[[], list[str]]]:
     """Begins a show, and gives what waits for its lines: a long one can run beside other tests."""
     need(name)
-    # A line of a program in one write, as on a machine that does not ask for another: several print.
+    # A line of a program in one write, as where nothing else is asked for: several print.
     buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(
         [sys.executable, str(EXAMPLES / "run.py"), name],
