@@ -101,6 +101,15 @@ class SharedListening(Listening):
         feed._time = lambda: self.clock.elapsed() / SECOND
         self.feed: Feed = feed
 
+    async def acquire_and_tell(self, *, ttl: int) -> Granted:
+        """The lease, and the news of it."""
+        granted = await self.acquire(ttl=ttl)
+        token, until = granted.fencing_token, granted.expires_at
+        begun = until - granted.expires_in
+        event = Event(Kind.ACQUIRED, NIGHTLY, token, begun, until + SECOND)
+        self.shared.commit(self.shared.take_number(), event)
+        return granted
+
 
 @pytest.fixture
 async def listening() -> AsyncIterator[SharedListening]:
@@ -331,10 +340,7 @@ async def test_a_lapse_is_told_by_the_store_s_time_however_late_the_news_came(
     listening: SharedListening,
 ) -> None:
     stream = await listening.open("nightly")
-    granted = await listening.acquire(ttl=5)
-    begun = granted.expires_at - granted.expires_in
-    event = Event(Kind.ACQUIRED, NIGHTLY, granted.fencing_token, begun, granted.expires_at + SECOND)
-    listening.shared.commit(listening.shared.take_number(), event)
+    await listening.acquire_and_tell(ttl=5)
     listening.clock.advance(4)  # before the first look at what is followed
     await listening.feed.step()
     await listening.advance(1.9)
@@ -349,10 +355,7 @@ async def test_a_release_that_is_read_only_when_the_lease_is_due_is_no_lapse(
     listening: SharedListening,
 ) -> None:
     stream = await listening.open("nightly")
-    granted = await listening.acquire(ttl=5)
-    begun = granted.expires_at - granted.expires_in
-    event = Event(Kind.ACQUIRED, NIGHTLY, granted.fencing_token, begun, granted.expires_at + SECOND)
-    listening.shared.commit(listening.shared.take_number(), event)
+    granted = await listening.acquire_and_tell(ttl=5)
     await listening.feed.step()
     await listening.force_release()
     listening.shared.commit(listening.shared.take_number(), released(granted.fencing_token))

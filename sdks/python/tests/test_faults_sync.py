@@ -275,6 +275,11 @@ import os, signal, sys, threading, time
 from volcano_sdk import *
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's would be ignored
 client = VolcanoClient(trust_env=False)
+def until(holds):
+    while not holds():
+        time.sleep(0.01)
+def is_waiting():
+    return "volcano-events" in [thread.name for thread in threading.enumerate()]
 """
 
 
@@ -484,14 +489,17 @@ def test_control_c_ends_a_wait_and_leaves_nothing(server: VolcanoServer) -> None
         """
         other = VolcanoClient(trust_env=False)
         lease = other.locks.acquire("a", ttl=30)
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        def interrupt():
+            until(is_waiting)
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=interrupt).start()
         started = time.monotonic()
         try:
             client.locks.acquire("a", ttl=600, wait=60)
         except KeyboardInterrupt:
             print(time.monotonic() - started < 10)
+        until(lambda: not is_waiting())
         other.locks.release("a", lease)
-        time.sleep(0.3)
         print(other.locks.get("a").held)
         """,
     )
@@ -506,7 +514,7 @@ def test_a_process_that_ends_with_somebody_waiting_ends_at_once(server: VolcanoS
         def wait():
             client.locks.acquire("a", ttl=30, wait=60)
         threading.Thread(target=wait, daemon=True).start()
-        time.sleep(0.5)
+        until(is_waiting)
         """,
     )
     assert took < PATIENCE / 4
@@ -524,7 +532,7 @@ def test_a_fork_while_somebody_waits_has_no_waiter_and_can_wait(server: VolcanoS
             target=lambda: got.append(client.locks.acquire("a", ttl=30, wait=60))
         )
         waiting.start()
-        time.sleep(0.3)
+        until(is_waiting)
         child = os.fork()
         if child == 0:
             try:
