@@ -277,6 +277,20 @@ async def test_the_quota_is_counted_and_told_the_same() -> None:
     ] == [True] * 4
 
 
+async def test_a_fault_before_the_request_is_read_is_answered_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def faulty(access: Access, bearer: bytes | None) -> Caller:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(Access, "authenticate", faulty)
+
+    server, (answer,) = await twice(request("GET", "/locks/a"))
+
+    assert b'"code": "internal_error"' in answer
+    assert {"internal_error", "request"} <= {line["event"] for line in server.logged()}
+
+
 async def test_a_fault_in_an_answer_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers of one batch are made one after the other."""
     server = Server(by_asgi=False)

@@ -164,12 +164,15 @@ class LockService:
 
     def _enter(self, request: LockRequest) -> Outcome | tuple[Caller, Spent | None]:
         """401, 403, 429."""
-        caller = self.admit(request.authorization)
-        if isinstance(caller, Problem):
-            return Outcome(caller)
-        if not caller.quota:
-            return caller, None
-        spent = self._spend(caller)
+        try:
+            caller = self.admit(request.authorization)
+            if isinstance(caller, Problem):
+                return Outcome(caller)
+            if not caller.quota:
+                return caller, None
+            spent = self._spend(caller)
+        except Exception as error:  # noqa: BLE001 - each gets its answer
+            return Outcome(INTERNAL_ERROR, fault=error)
         if not spent.allowed:
             refusal = rate_limited(caller.quota, retry_after=spent.retry_after)
             return Outcome(refusal, caller, spent)

@@ -27,6 +27,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from volcano_server.settings import SettingError
+from volcano_server.wire import Reply
 
 KEEP_ALIVE = 75
 GRACEFUL = 12
@@ -89,11 +90,6 @@ def allow_many_connections() -> None:
 def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-RawHeaders = list[tuple[bytes, bytes]]
-Reply = tuple[int, RawHeaders, bytes]
-"""Status, headers, body."""
 
 
 class WholeRequests(Protocol):

@@ -39,6 +39,7 @@ REQUEST_ID_HEADER = "X-Volcano-Request-Id"
 
 RawHeaders = list[tuple[bytes, bytes]]
 Reply = tuple[int, RawHeaders, bytes]
+"""Status, headers, body."""
 
 KEY = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _UUID = re.compile(rb"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")

@@ -662,3 +662,12 @@ async def test_a_backup_restored_after_a_reboot_keeps_its_leases_and_its_tokens_
     host.advance(31)
     assert (await acquire(restored, "carol")).fencing_token > forgotten.fencing_token
     await restored.close()
+
+
+async def test_a_closed_store_keeps_nobody_waiting(path: Path, host: ManualClock) -> None:
+    store = SqliteStore(path, host)
+    await store.open()
+    await store.close()
+
+    with pytest.raises(StoreUnavailableError):
+        await asyncio.wait_for(store.read([Read(SlotKey("shop", "nightly"))]), 5)

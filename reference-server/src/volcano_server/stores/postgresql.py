@@ -239,7 +239,9 @@ class PostgresqlStore:
         slots = _slots(await rows.fetchall())
         now, highest_swept, watched = await self._clock(clock)
         known = frozenset(slots)
-        expiries = {key: slot.lease.expires_at for key, slot in slots.items() if slot.lease}
+        expiries: dict[SlotKey, int] = {}
+        if watched:  # the slots change below
+            expiries = {key: slot.lease.expires_at for key, slot in slots.items() if slot.lease}
         floor = fencing.floor(highest_swept=highest_swept, wall=now, opened_at=0)
         answers, changed = decide_all(slots, commands, now, floor)
         if not claim.take():

@@ -102,11 +102,14 @@ class _Thread:
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._is_stopped = False
         # A daemon: a stop in a hurry does not wait for a job, and whoever waits for it is gone.
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def run(self, job: Callable[[], T]) -> "asyncio.Future[T]":
         """What the job returns or raises.  Once it has begun, it is finished."""
+        if self._is_stopped:
+            raise StoreUnavailableError("The store is closed.")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         if self._thread.ident is None:
@@ -116,6 +119,7 @@ class _Thread:
 
     def stop(self) -> None:
         """After what was asked before."""
+        self._is_stopped = True
         self._jobs.put(None)
 
     def _work(self) -> None:
