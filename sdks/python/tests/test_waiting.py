@@ -540,6 +540,21 @@ def test_what_the_narrower_stream_had_on_its_way_is_made_good_by_a_look(stage: S
     assert stage.turn(one) == 997.0
 
 
+def test_a_look_that_failed_is_owed_still(stage: Stage) -> None:
+    waiter = stage.join()
+    stage.open()
+    stage.is_refused(waiter)
+    stage.join("other")
+    stage.open()  # a wider one in its place
+    stage.now += 5.0
+    assert stage.turn(waiter) is Turn.READ
+    stage.waiting.failed(waiter, TransportError("lost"), stage.now)
+
+    stage.now += 5.0
+
+    assert stage.turn(waiter) is Turn.READ
+
+
 def test_keys_that_come_while_a_stream_is_opened_need_a_further_one(stage: Stage) -> None:
     stage.join("a")
     first = stage.opening()

@@ -192,8 +192,8 @@ class HeldLock(Kept):
 
     def _release(self, *, tries: int) -> None:
         lease = self.holding.lease
+        self._release_ended = ended = Latch()  # before: a close in between waits for it
         self._is_dropped = True  # whatever interrupts it, the runtime sees it through
-        self._release_ended = ended = Latch()
         try:
             self._runtime.release(lease.key, lease.token, tries=tries)
             self.holding.released = True

@@ -179,13 +179,13 @@ class Runtime:
             nonlocal left
             try:
                 failure = one.release_at_close()
+                if failure is not None:
+                    failures.append(failure)
             finally:
                 with self.lock:
                     left -= 1
                     if left == 0:
                         done.set()
-            if failure is not None:
-                failures.append(failure)
 
         for one in held:
             try:

@@ -182,9 +182,9 @@ class Waiting:
             line.failures += 1
             line.not_before = now + pause(line.failures, self._jitter(), error.retry_after)
             line.try_soon(now)
-        else:
+        else:  # it is owed still, whether a stream tells of the key or not
             line.not_before = now + (error.retry_after or 0.0)
-            line.read_soon(self._next_read(waiter.key, now))
+            line.read_soon(now + read_delay(self._jitter()))
 
     def read(self, waiter: Waiter, state: LockState, now: float, wall: float) -> None:
         """What its read has told.  `wall`: now, in seconds since 1970."""
