@@ -14,9 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from volcano_server import serving
-from volcano_server.serving import JsonProtocol, JsonServer, Reply, bind, url_of
+from volcano_server.serving import JsonProtocol, JsonServer, bind, url_of
 from volcano_server.settings import SettingError
 from volcano_server.testing import running_server
+from volcano_server.wire import Reply
 
 pytestmark = pytest.mark.anyio
 
