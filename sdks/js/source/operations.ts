@@ -378,6 +378,11 @@ export function problem(request: Request, answer: Answer): VolcanoError {
   });
 }
 
+/** The error of an answer to `subscribe` that is no stream. */
+export function notStreamed(request: Request, answer: Answer): VolcanoError {
+  return answer.status === 200 ? unreadable(request, answer, 'content type') : problem(request, answer);
+}
+
 /**
  * Seconds that a `Retry-After` header asks for; null where it says nothing of use. A date counts from the
  * answer's own `Date`: the local wall clock may be wrong.

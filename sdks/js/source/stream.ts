@@ -8,7 +8,7 @@
  */
 
 import { type Clock, pause } from './clock.js';
-import type { VolcanoError } from './errors.js';
+import { RateLimitedError, ServerError, TransportError, type VolcanoError } from './errors.js';
 import { EventParser, type Filters, type LockEvent, lockEvent } from './events.js';
 import type { Outcome, Request, Try } from './operations.js';
 import * as operations from './operations.js';
@@ -67,7 +67,7 @@ export class Stream {
     const outcome = await open({ request, timeout }, cancel);
     if (cancel.aborted) return null;
     if (outcome instanceof Incoming) return outcome;
-    const error = 'failure' in outcome ? outcome.failure : operations.problem(request, outcome);
+    const error = 'failure' in outcome ? outcome.failure : operations.notStreamed(request, outcome);
     this.#failed(error);
     return error;
   }
@@ -95,6 +95,11 @@ export class Stream {
     this.#failures += 1;
     this.#opensAt = clock.now() + Math.max(backoff(this.#failures, random()), error?.retryAfter ?? 0);
   }
+}
+
+/** Whether asking again may help: no answer, or one that says that the server is unwell or too busy. */
+export function isPassing(error: VolcanoError): boolean {
+  return error instanceof TransportError || error instanceof ServerError || error instanceof RateLimitedError;
 }
 
 /** Whether a refusal says that the server has no events. */

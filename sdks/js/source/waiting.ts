@@ -9,10 +9,10 @@
  */
 
 import { type Clock, pause } from './clock.js';
-import { ConflictError, TransportError, VolcanoError } from './errors.js';
+import { ConflictError, VolcanoError } from './errors.js';
 import { covers, type Filters, filtersOf, type LockEvent } from './events.js';
 import type { LockState } from './lease.js';
-import { backoff, isUnknown, Stream, type Surroundings } from './stream.js';
+import { backoff, isPassing, isUnknown, Stream, type Surroundings } from './stream.js';
 import { Incoming, turns } from './transport.js';
 
 /** Seconds after `expires_at` in which nobody can take a key. */
@@ -33,13 +33,6 @@ export function spread(watchers: number, random: number): number {
 export function readDelay(random: number, left = Number.POSITIVE_INFINITY): number {
   const delay = 1 + 4 * random;
   return left > -GRACE ? Math.min(delay, Math.max(left, 0.1)) : delay;
-}
-
-const FINAL = new Set([400, 401, 403, 404]);
-
-/** Whether a wait goes on after this: it was no answer, or one that may be another the next time. */
-export function isPassing(error: VolcanoError): boolean {
-  return error instanceof TransportError || (error.status !== null && !FINAL.has(error.status));
 }
 
 /** One wait for a key, from its first refusal on: what it knows, never what time it is. */

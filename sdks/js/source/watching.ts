@@ -9,10 +9,8 @@ import { closed } from './envelopes.js';
 import { NotFoundError } from './errors.js';
 import { type Filters, type LockEvent, RESET } from './events.js';
 import { follow } from './guard.js';
-import { isUnknown, Stream, type Surroundings } from './stream.js';
+import { isPassing, isUnknown, Stream, type Surroundings } from './stream.js';
 import { Incoming } from './transport.js';
-
-const FINAL = new Set<number | null>([400, 401, 403]);
 
 /** All watches of a client. */
 export class Watches {
@@ -64,7 +62,7 @@ export class Watches {
           isLater = true;
           yield* stream.events(opened, ending.signal);
         } else if (opened && isUnknown(opened)) throw new NotFoundError('this server has no events to watch', opened);
-        else if (opened && FINAL.has(opened.status)) throw opened;
+        else if (opened && !isPassing(opened)) throw opened;
       }
     } finally {
       this.#running.delete(ending);

@@ -11,6 +11,7 @@ const require = createRequire(import.meta.url);
 
 export const sdk = require('../build/index.js');
 export const clocks = require('../build/clock.js');
+export const errors = require('../build/errors.js');
 export const events = require('../build/events.js');
 export const { Heap } = require('../build/heap.js');
 export const guards = require('../build/guard.js');

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { getEventListeners } from 'node:events';
 import { after, test } from 'node:test';
-import { arranged, ManualClock, sdk, settle, streams, TOKEN, transports, until, waits } from './support.mjs';
+import { arranged, errors, ManualClock, sdk, settle, streams, TOKEN, transports, until, waits } from './support.mjs';
 
 const { Incoming } = transports;
 const { Waiting } = waits;
@@ -153,17 +153,19 @@ test('a key that somebody took gives no hope, but a try that failed is owed all 
 
 test('what will not change ends it at once, in a try and in a read', () => {
   for (const [status, isPassing] of [
+    [302, false],
     [400, false],
     [401, false],
     [403, false],
     [404, false],
-    [302, true],
+    [405, false],
+    [413, false],
     [429, true],
     [500, true],
     [503, true],
     [null, false], // none of the server's: the client was closed
   ]) {
-    const error = new sdk.VolcanoError('a sentence', { status });
+    const error = new (errors.fromStatus(status))('a sentence', { status });
     const [tried, read] = [waiting(), waiting()];
     tried.failed(error, 10, 0.5);
     read.read(error, 10);
@@ -171,7 +173,7 @@ test('what will not change ends it at once, in a try and in a read', () => {
     assert.equal(tried.outcome(10), isPassing ? null : error, String(status));
     assert.equal(read.outcome(10), isPassing ? null : error, String(status));
   }
-  assert.equal(waits.isPassing(new sdk.TransportError('gone')), true);
+  assert.equal(streams.isPassing(new sdk.TransportError('gone')), true);
 });
 
 test('one that may not try again is over', () => {
@@ -812,6 +814,8 @@ test('an error that will not change ends the wait, from a try and from a read', 
     [403, sdk.PermissionDeniedError],
     [404, sdk.NotFoundError],
     [400, sdk.ValidationError],
+    [302, sdk.VolcanoError],
+    [405, sdk.VolcanoError],
   ]) {
     const tried = await listening(t);
     tried.stream.tell('released');

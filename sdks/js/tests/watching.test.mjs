@@ -198,6 +198,9 @@ test('what will not pass is thrown out of the loop, and ends it', async (t) => {
     [403, sdk.PermissionDeniedError],
     [404, sdk.NotFoundError],
     [405, sdk.NotFoundError],
+    [302, sdk.VolcanoError],
+    [410, sdk.VolcanoError],
+    [413, sdk.ValidationError],
   ]) {
     const { server, locks } = await arranged(t);
     const events = locks.watch({ key: 'k' });
