@@ -94,10 +94,11 @@ export class Waiting {
     this.tryAt = this.#notBefore;
   }
 
-  /** The key was read, or could not be. */
+  /** The key was read, or could not be: of a wait that is what comes in between, so an error that passes is no outcome. */
   read(error: VolcanoError | null, now: number): void {
+    if (error && isPassing(error)) return;
     this.#trouble = error;
-    if (error && !isPassing(error)) this.#endsAt = now;
+    if (error) this.#endsAt = now;
   }
 
   /** There is to be no other try: over, with the last outcome. */

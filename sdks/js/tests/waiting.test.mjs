@@ -124,7 +124,7 @@ test('not before Retry-After, whatever gives hope', () => {
   assert.equal(one.tryAt, 18);
 });
 
-test('if it ends while the last outcome was an error, that is what it has come to', () => {
+test('if it ends while the last try was an error, that is what it has come to; a read that failed is none', () => {
   const one = waiting();
   const error = new sdk.ServerError('oh', { status: 500 });
 
@@ -135,7 +135,7 @@ test('if it ends while the last outcome was an error, that is what it has come t
   assert.equal(one.outcome(100), refusal, 'a read has said since that it is held');
   one.read(error, 30);
 
-  assert.equal(one.outcome(100), error);
+  assert.equal(one.outcome(100), refusal);
 });
 
 test('a key that somebody took gives no hope, but a try that failed is owed all the same', () => {
@@ -843,6 +843,26 @@ test('an error that was the last outcome when the time is over is told', async (
   assert.deepEqual([acquired, error.constructor], [false, sdk.RateLimitedError]);
   assert.equal(all.server.count, 4);
   await over(all);
+});
+
+test('a wait that polled in vain ends with the contention, whatever its reads met', async (t) => {
+  for (const fail of [
+    (asked) => asked.lose(),
+    (asked) => asked.refuse(503, 'lock_service_unavailable'),
+    (asked) => asked.refuse(429, 'lock_rate_limited', { 'retry-after': '1' }),
+  ]) {
+    const { server, clock, result } = await waited(t, { wait: 5 });
+    (await server.next()).refuse(404, 'not_found');
+    await settle();
+    await clock.advance(3.1);
+    const read = await server.next();
+    assert.equal(read.what, 'GET /locks/k');
+    await takenIn(clock, () => fail(read));
+    await clock.advance(2);
+
+    const { acquired, error } = await result;
+    assert.deepEqual([acquired, error], [false, null]);
+  }
 });
 
 // --- tokens ------------------------------------------------------------------------------------------
