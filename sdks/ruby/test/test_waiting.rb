@@ -36,8 +36,19 @@ class TestWaiting < VolcanoTest
 
   def test_a_poll_comes_after_one_to_five_seconds_or_when_the_lease_is_over
     assert_equal([1.0, 3.0, 5.0], [0, 0.5, 1].map { |random| W.poll_delay(random) })
-    assert_equal([3.0, 1.5, 0.1, 0.1, 0.1], [2.5, 0.5, -0.9, -1.0, -2.0].map { |left| W.poll_delay(0.5, left).round(6) })
-    assert_equal(3.0, W.poll_delay(0.5, -2.1), "a clock that is ahead is no reason to hurry")
+    assert_equal([3.0, 1.5], [3.5, 1.5].map { |early| W.poll_delay(0.5, early) })
+    assert_equal([61.0, 1.5, 0.1, 0.1], [0, 59.5, 60.95, 3600].map { |wall| W::Expiry.new.early(state(at: 60), at(wall).to_f).round(6) })
+    assert_equal(NEVER, W::Expiry.new.early(Volcano::LockState.new(held: false), at(0).to_f))
+  end
+
+  # By a clock that is ahead, or a server's that stands still.
+  def test_a_lease_that_was_found_to_be_over_is_no_reason_to_hurry_a_second_time
+    expiry = W::Expiry.new
+
+    assert_equal([0.1, NEVER, NEVER], [61, 61.1, 3600].map { |wall| expiry.early(state(at: 60), at(wall).to_f) })
+    assert_equal([0.1, NEVER], [3600, 3601].map { |wall| expiry.early(state(at: 70), at(wall).to_f) }, "it was renewed")
+    assert_equal(0.5, expiry.early(state(at: 3601), at(3601.5).to_f).round(6))
+    assert_equal(0.1, expiry.early(state(at: 3601), at(3602).to_f), "that is when it was to be read")
   end
 
   def test_failures_back_off_and_a_success_begins_anew
@@ -116,29 +127,39 @@ class TestWaiting < VolcanoTest
     assert_steps([nil, 1003], at: 1002.9)
     assert_steps([:poll, NEVER], at: 1003)
 
-    @turn.read(state(at: 60), 1003.1, at(0).to_f, 0.25)
+    @turn.read(state(at: 60), 1003.1, NEVER, 0.25)
     assert_steps([nil, 1005.1], at: 1005)
     assert_steps([:poll, NEVER], at: 1005.1)
 
-    @turn.read(state(at: 1), 1006, at(0.5).to_f, 1)
+    @turn.read(state(at: 1), 1006, 1.5, 1)
     assert_steps([nil, 1007.5], at: 1007)
   end
 
   def test_what_a_poll_finds_free_is_tried_and_when_that_fails_polled_again
     @turn.uncovered(1000, 0)
     @turn.next_step(1001)
-    @turn.read(Volcano::LockState.new(held: false), 1001, at(0).to_f, 0)
+    @turn.read(Volcano::LockState.new(held: false), 1001, NEVER, 0)
     assert_steps([:try, NEVER], [nil, NEVER], at: 1001)
 
     @turn.refused(1001.1, 0)
     assert_steps([:poll, NEVER], at: 1002.1)
   end
 
+  def test_what_another_reads_is_read_later_if_at_all
+    @turn.put_off(1000, 0)
+    assert_steps([nil, NEVER], at: 1010)
+
+    @turn.uncovered(1010, 0)
+    @turn.put_off(1011, 0.5)
+    assert_steps([nil, 1014], at: 1011)
+    assert_steps([:poll, NEVER], at: 1014)
+  end
+
   def test_a_stream_that_opens_ends_the_polling_also_while_one_is_under_way
     @turn.uncovered(1000, 0)
     @turn.next_step(1001)
     @turn.covered(1001.1, 0)
-    @turn.read(state(at: 60), 1001.2, at(0).to_f, 0)
+    @turn.read(state(at: 60), 1001.2, NEVER, 0)
 
     assert_steps([:try, NEVER], [nil, NEVER], at: 1001.2)
   end
@@ -150,14 +171,14 @@ class TestWaiting < VolcanoTest
     assert_steps([:poll, NEVER], at: 1003)
     @turn.not_read(Volcano::Error::TransportError.new("x"), 1003, 0)
     assert_steps([:poll, NEVER], at: 1004)
-    @turn.read(state(at: 60), 1004, at(0).to_f, 0)
+    @turn.read(state(at: 60), 1004, NEVER, 0)
     assert_steps([nil, NEVER], at: 1059)
   end
 
   def test_what_that_look_finds_free_is_tried
     @turn.doubtful(1000, 0)
     @turn.next_step(1001)
-    @turn.read(Volcano::LockState.new(held: false), 1001, at(0).to_f, 0)
+    @turn.read(Volcano::LockState.new(held: false), 1001, NEVER, 0)
 
     assert_steps([:try, NEVER], at: 1001)
   end

@@ -14,6 +14,7 @@ class TestWaitingRoom < VolcanoTest
   def setup
     @clock = ManualClock.new
     @free = []
+    @expires_at = "2026-11-29T12:00:00Z"
     @on_watch = :open_stream.to_proc
     @server = ScriptedServer.open { |request| serve(request) }
     @log = StringIO.new
@@ -233,12 +234,49 @@ class TestWaitingRoom < VolcanoTest
     wait_until { at_rest(waiting) && @server.operations.include?("watch") && sdk_threads.empty? }
 
     100.times { [@clock.advance(0.1), wait_until { at_rest(waiting) }] }
-    assert_includes(3..20, @server.operations.count("get"))
+    assert_includes(3..11, @server.operations.count("get"))
     free("k")
     advance_until { waiting.none?(&:alive?) }
 
     assert_equal(["k"] * 20, waiting.map { |one| one.value.key })
     assert_equal(1, @server.operations.count("watch"))
+    assert_nothing_left
+  end
+
+  def test_when_it_is_time_for_all_to_read_the_key_one_does
+    @on_watch = ->(request) { request.refuse(404, "not_found") }
+    waiting = Array.new(20) { wait_for("k") }
+    wait_until { at_rest(waiting) && @server.operations.include?("watch") && sdk_threads.empty? }
+    @on_get = :hang.to_proc
+
+    @clock.advance(5)
+
+    wait_until do
+      exchanges = @client.session.transport.exchanges
+      exchanges.any? && exchanges.all?(&:at_rest?) && (Thread.list - [Thread.current]).none? { |thread| thread.status == "run" }
+    end
+    assert_equal(1, @server.operations.count("get"))
+    @on_get = nil
+    free("k")
+    advance_until { waiting.none?(&:alive?) }
+    assert_nothing_left
+  end
+
+  # The server's clock is behind ours, and its key is held by whoever renews no more.
+  def test_a_lease_that_is_over_by_our_clock_alone_is_read_at_ease_also_for_those_that_come_later
+    @on_watch = ->(request) { request.refuse(404, "not_found") }
+    @expires_at = Time.at(@clock.wall + 1).utc.xmlschema
+    waiting = []
+
+    100.times do |tenth|
+      waiting << wait_for("k") if (tenth % 10).zero?
+      @clock.advance(0.1)
+      wait_until { at_rest(waiting) }
+    end
+
+    assert_includes(2..11, @server.operations.count("get"))
+    free("k")
+    advance_until { waiting.none?(&:alive?) }
     assert_nothing_left
   end
 
@@ -386,7 +424,10 @@ class TestWaitingRoom < VolcanoTest
       return @on_acquire.call(request) if @on_acquire
 
       @free.include?(request.key) ? request.grant : request.refuse(409, "lock_held")
-    when "get" then request.answer(200, @free.include?(request.key) ? { held: false } : { held: true, expires_at: "2026-11-29T12:00:00Z", fencing_token: 7 })
+    when "get"
+      return @on_get.call(request) if @on_get
+
+      request.answer(200, @free.include?(request.key) ? { held: false } : { held: true, expires_at: @expires_at, fencing_token: 7 })
     when "watch" then @on_watch.call(request)
     else request.be_good
     end

@@ -141,10 +141,10 @@ module Volcano
       request = Operations.get(@key, **@client.locks.sender)
       outcome = @session.transport.call(Operations::Try.new(request: request, timeout: @client.timeout))
       state = Operations.state(request, outcome)
-      waiter.tell_all { |turn, now| turn.read(state, now, @session.clock.wall, rand) }
+      waiter.read(state)
       true
     rescue *Waiting::PASSING => error
-      waiter.tell_all { |turn, now| turn.not_read(error, now, rand) }
+      waiter.not_read(error)
       true
     rescue Error => error
       @error = error

@@ -13,7 +13,7 @@ module Volcano
   # @api private
   module Waiting
     # Where no stream tells of the key it is read so often, at random; and when the holder's lease and its grace are over,
-    # if that is sooner.
+    # if that is sooner: but no sooner than that.
     POLL_SECONDS = (1.0..5.0).freeze
     GRACE_SECONDS = 1.0
     SOONEST_POLL_SECONDS = 0.1
@@ -37,12 +37,26 @@ module Volcano
       random * [[watchers - 1, 0].max * SPREAD_SECONDS, LONGEST_SPREAD_SECONDS].min
     end
 
-    # Seconds between two reads of a key. `left`: of its holder's lease, by the time of day, if that is known. Where that
-    # has been over for a while, the clocks differ.
-    def poll_delay(random, left = Float::INFINITY)
-      delay = POLL_SECONDS.begin + random * (POLL_SECONDS.end - POLL_SECONDS.begin)
-      left += GRACE_SECONDS
-      left < -GRACE_SECONDS ? delay : [delay, [left, SOONEST_POLL_SECONDS].max].min
+    # Seconds between two reads of a key. `early`: until there is reason for the next one.
+    def poll_delay(random, early = Float::INFINITY)
+      [POLL_SECONDS.begin + random * (POLL_SECONDS.end - POLL_SECONDS.begin), early].min
+    end
+
+    # When a key may be free, by what polls read of its holder's lease; one for all that wait for the key.
+    class Expiry
+      def initialize
+        @overdue = nil
+      end
+
+      # Seconds until there is reason to read it again, after this LockState. `wall`: the time of day, in seconds since 1970.
+      # Where a lease that was found to be over is still there, the clocks differ: that is no reason a second time.
+      def early(state, wall)
+        return Float::INFINITY if !state.held? || state.expires_at == @overdue
+
+        left = state.expires_at.to_f + GRACE_SECONDS - wall
+        @overdue = state.expires_at unless left.positive?
+        [left, SOONEST_POLL_SECONDS].max
+      end
     end
 
     # When to try again what fails again and again: 0.1 s later, doubling to 5 s, ±50 %, and not before `Retry-After`.
@@ -131,12 +145,16 @@ module Volcano
         try_by(now)
       end
 
-      # A poll was answered with this LockState, by the call or by another that waits for the key. `wall`: the time of day, in
-      # seconds since 1970.
-      def read(state, now, wall, random)
+      # Another call of the client reads the key, for all; if that one leaves, this one does.
+      def put_off(now, random)
+        @poll_at = now + Waiting.poll_delay(random) if @poll_at.finite?
+      end
+
+      # A poll was answered with this LockState, by the call or by another that waits for the key. `early`: see Expiry.
+      def read(state, now, early, random)
         return try_by(now) unless state.held?
 
-        @poll_at = @polls ? now + Waiting.poll_delay(random, state.expires_at.to_f - wall) : Float::INFINITY
+        @poll_at = @polls ? now + Waiting.poll_delay(random, early) : Float::INFINITY
       end
 
       # A poll failed, and the next may do better.

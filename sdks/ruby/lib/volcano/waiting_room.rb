@@ -59,9 +59,14 @@ module Volcano
         @room.tell(self) { |now| yield @turn, now }
       end
 
-      # What a poll read is for all that wait for the key. Yields the Turn of each, and the time.
-      def tell_all(&block)
-        @room.tell_all(@key, &block)
+      # Its poll was answered with this LockState, which is for all that wait for the key.
+      def read(state)
+        @room.read(@key, state)
+      end
+
+      # Its poll failed, which is for all of them too.
+      def not_read(error)
+        @room.not_read(@key, error)
       end
     end
 
@@ -78,6 +83,7 @@ module Volcano
       @log = log
       @mutex = Mutex.new
       @waiters = {} # {"nightly" => [Waiter, …]}
+      @expiries = {} # {"nightly" => Waiting::Expiry}
       @open = nil # the Listening that tells of their keys
       @opening = nil # the Listening that will
       @backoff = Waiting::Backoff.new
@@ -110,9 +116,16 @@ module Volcano
       synchronize { [yield(@clock.now), settle(waiter)] }
     end
 
-    def tell_all(key)
+    def read(key, state)
       synchronize do
-        settle_all(@waiters.fetch(key, []).each { |waiter| yield(waiter.turn, @clock.now) })
+        early = @expiries.fetch(key).early(state, @clock.wall)
+        settle_all(@waiters[key].each { |waiter| waiter.turn.read(state, @clock.now, early, rand) })
+      end
+    end
+
+    def not_read(key, error)
+      synchronize do
+        settle_all(@waiters[key].each { |waiter| waiter.turn.not_read(error, @clock.now, rand) })
       end
     end
 
@@ -156,6 +169,7 @@ module Volcano
 
     def admit(waiter)
       (@waiters[waiter.key] ||= []) << waiter
+      @expiries[waiter.key] ||= Waiting::Expiry.new
       over_at = waiter.turn.over_at
       waiter.over_timer = timer(over_at) { stir(waiter) } if over_at.finite?
       if @open&.filters&.cover?(waiter.key)
@@ -177,7 +191,7 @@ module Volcano
       waiter.over_timer&.cancel
       waiter.timer&.cancel
       remaining = @waiters.fetch(waiter.key, []).reject { |other| other.equal?(waiter) }
-      remaining.empty? ? @waiters.delete(waiter.key) : @waiters[waiter.key] = remaining
+      remaining.empty? ? [@waiters, @expiries].each { |keys| keys.delete(waiter.key) } : @waiters[waiter.key] = remaining
       settle_all(those_behind(waiter).each { |other| [other.behind = nil, other.turn.step_forward(@clock.now)] })
       arrange if @waiters.empty?
     end
@@ -196,6 +210,15 @@ module Volcano
       end
     end
 
+    def put_others_off(reader)
+      @waiters[reader.key].each do |waiter|
+        next if waiter.equal?(reader)
+
+        waiter.turn.put_off(@clock.now, rand)
+        settle(waiter)
+      end
+    end
+
     def each_waiter(&block)
       @waiters.values.flatten.each(&block)
     end
@@ -206,8 +229,11 @@ module Volcano
       waiter.stirred = false
       step = waiter.turn.next_step(@clock.now)
       waiter.busy = !step.nil?
-      let_stand_back(waiter) if step == :try
-      settle(waiter) unless step
+      case step
+      when :try then let_stand_back(waiter)
+      when :poll then put_others_off(waiter)
+      when nil then settle(waiter)
+      end
       step
     end
 
