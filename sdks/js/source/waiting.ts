@@ -26,13 +26,10 @@ export function spread(watchers: number, random: number): number {
   return random * Math.min(Math.max(watchers - 1, 0) * 0.002, 1);
 }
 
-/**
- * Seconds until a key is read again for want of a stream: 1 to 5, or when its lease will be over. `left`: until then,
- * by the host's clock. Where that is long past, one of the two clocks is wrong, and `left` says nothing.
- */
+/** Seconds until a key is read again for want of a stream: 1 to 5, or when its lease will be over, `left` from now. */
 export function readDelay(random: number, left = Number.POSITIVE_INFINITY): number {
   const delay = 1 + 4 * random;
-  return left > -GRACE ? Math.min(delay, Math.max(left, 0.1)) : delay;
+  return Number.isNaN(left) ? delay : Math.min(delay, Math.max(left, 0.1));
 }
 
 /** One wait for a key, from its first refusal on: what it knows, never what time it is. */
@@ -147,6 +144,7 @@ class Crowd {
   freed = 0; // the largest fencing token of a lease that is known to be over
   isTold = false; // by a stream
   reading: AbortController | null = null; // ends the reading, now and then, of a key of which no stream tells
+  overdue: string | null = null; // the end of a lease that was found over and was not: our clock may be fast
   isDoubtful = false; // a stream went that may have had news of it on its way
 
   constructor(readonly key: string) {}
@@ -165,6 +163,14 @@ class Crowd {
     value.waiting.hope(at);
     value.wake();
     if (this.waiters.size > 1) this.stopLine = clock.at(at + STAGGER, () => this.#next(clock.now(), clock));
+  }
+
+  /** Seconds until a lease is over that ends then, by the host's clock; infinite where that was wrong before. */
+  left(expiresAt: string, wall: number): number {
+    if (expiresAt === this.overdue) return Number.POSITIVE_INFINITY;
+    const left = Date.parse(expiresAt) / 1000 + GRACE - wall;
+    if (left <= 0) this.overdue = expiresAt;
+    return left;
   }
 
   despair(): void {
@@ -382,7 +388,7 @@ export class Waits {
         crowd.reading = null;
         return;
       }
-      const left = state?.expiresAt ? Date.parse(state.expiresAt) / 1000 + GRACE - clock.wall() : undefined;
+      const left = state?.expiresAt ? crowd.left(state.expiresAt, clock.wall()) : undefined;
       delay = Math.max(readDelay(random(), left), trouble?.retryAfter ?? 0);
     }
   }
