@@ -155,10 +155,26 @@ class TestWatch < VolcanoTest
   end
 
   def test_what_will_not_pass_goes_up
-    { 400 => :ValidationError, 401 => :AuthenticationError, 403 => :PermissionDeniedError }.each do |status, name|
-      @on_watch = ->(request) { request.refuse(status, "no") }
+    answers = { 400 => :ValidationError, 401 => :AuthenticationError, 403 => :PermissionDeniedError, 409 => :ConflictError, 413 => :ValidationError }
+    [204, 301, 304, 308, 407, 451, *answers.keys].each do |status|
+      @on_watch = ->(request) { request.refuse(status, "no", Location: "/elsewhere") }
 
-      assert_raises(Volcano::Error.const_get(name)) { @locks.watch(key: "k") { flunk } }
+      error = Timeout.timeout(5) { assert_raises(Volcano::Error) { @locks.watch(key: "k") { flunk } } }
+      assert_equal([status, answers.key?(status) ? Volcano::Error.const_get(answers[status]) : Volcano::Error], [error.status, error.class])
+      assert_ended
+    end
+    assert_equal(["watch"] * 11, @server.operations)
+  end
+
+  def test_what_passes_is_followed_by_another_stream
+    [->(request) { request.refuse(500, "no") }, ->(request) { request.refuse(503, "no") }, ->(request) { request.refuse(429, "no") },
+     ->(request) { request.answer(200, "<html>") }, ->(request) { request.socket.close }].each do |script|
+      @on_watch = lambda do |request|
+        @on_watch = ->(again) { [again.open_stream_head, again.tell("released"), again.hang, again.socket.close] }
+        script.call(request)
+      end
+
+      assert_equal(:released, @locks.watch(key: "k") { |event| break event.type })
       assert_ended
     end
   end

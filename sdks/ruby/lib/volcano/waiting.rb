@@ -20,7 +20,7 @@ module Volcano
     # Those that hear the same event spread their tries over this for each other one, and over a second at most.
     SPREAD_SECONDS = 0.002
     LONGEST_SPREAD_SECONDS = 1.0
-    # After these one may try again.
+    # After these one may try again, and a watch opens another stream; any other answer will not pass.
     PASSING = [Error::RateLimitedError, Error::ServerError, Error::TransportError].freeze
 
     module_function

@@ -16,13 +16,11 @@ module Volcano
   class Watch
     include Discreet
 
-    FINAL = [400, 401, 403, 404, 405].freeze
-
     # One `each` under way. `streams`: the one that it reads.
     Iteration = Struct.new(:thread, :fiber, :streams) do
       include Discreet
     end
-    private_constant :FINAL, :Iteration
+    private_constant :Iteration
 
     def initialize(client, filters)
       @client = client
@@ -90,9 +88,10 @@ module Volcano
     def read(stream, request, backoff, gap:)
       if (outcome = stream.open)
         error = Operations.not_opened(request, outcome)
-        raise error, cause: error.cause if FINAL.include?(error.status)
-
-        return error
+        case error
+        when *Waiting::PASSING then return error
+        else raise error, cause: error.cause
+        end
       end
 
       yield Events::RESET if gap
