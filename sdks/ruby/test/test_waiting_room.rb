@@ -280,6 +280,58 @@ class TestWaitingRoom < VolcanoTest
     assert_nothing_left
   end
 
+  # --- what passes, and what does not --------------------------------------------------------------
+
+  FINAL = [301, 304, 308, 400, 401, 403, 404, 405, 407, 413, 451].freeze
+
+  def test_a_later_try_that_is_answered_with_what_will_not_pass_is_the_last
+    FINAL.each do |status|
+      waiting = wait_for("k")
+      wait_until { at_rest([waiting]) && @server.streams.size == 1 }
+      @on_acquire = ->(request) { request.refuse(status, "no", Location: "/elsewhere") }
+      tries = @server.operations.count("acquire")
+      @server.streams.first.tell("released")
+
+      assert_equal(status, assert_raises(Volcano::Error) { waiting.value }.status)
+      assert_equal(tries + 1, @server.operations.count("acquire"))
+      @on_acquire = nil
+      assert_nothing_left
+    end
+  end
+
+  def test_a_read_that_is_answered_with_what_will_not_pass_is_the_last
+    @on_watch = ->(request) { request.refuse(404, "not_found") }
+    FINAL.each do |status|
+      waiting = wait_for("k")
+      wait_until { at_rest([waiting]) && sdk_threads.empty? }
+      @on_get = ->(request) { request.refuse(status, "no", Location: "/elsewhere") }
+      @clock.advance(5)
+
+      assert_equal(status, assert_raises(Volcano::Error) { waiting.value }.status)
+    end
+    assert_equal(FINAL.size, @server.operations.count("get"))
+    assert_nothing_left
+  end
+
+  # Only a try tells what the wait is for.
+  def test_a_read_that_fails_and_may_do_better_is_not_what_the_wait_ends_with
+    @on_watch = ->(request) { request.refuse(404, "not_found") }
+    [->(request) { request.refuse(500, "no") }, ->(request) { request.refuse(503, "no") }, ->(request) { request.refuse(429, "no", Retry_After: 30) },
+     ->(request) { request.answer(200, "<html>") }, ->(request) { request.socket.close }].each do |script|
+      reads = @server.operations.count("get")
+      waiting = wait_for("k", wait: 10)
+      wait_until { at_rest([waiting]) && sdk_threads.empty? }
+      @on_get = script
+      @clock.advance(5)
+      wait_until { @server.operations.count("get") > reads && at_rest([waiting]) }
+
+      @clock.advance(5)
+
+      assert_equal([409, "lock_held"], assert_raises(Volcano::Error::ConflictError) { waiting.value }.then { |error| [error.status, error.code] })
+    end
+    assert_nothing_left
+  end
+
   # --- interrupts ----------------------------------------------------------------------------------
 
   def test_whatever_ends_a_wait_leaves_nothing_behind
