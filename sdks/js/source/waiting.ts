@@ -8,7 +8,7 @@
  * docs/semantics.md#waiting
  */
 
-import { type Clock, pause } from './clock.js';
+import { pause } from './clock.js';
 import { ConflictError, VolcanoError } from './errors.js';
 import { covers, type Filters, filtersOf, type LockEvent } from './events.js';
 import type { LockState } from './lease.js';
@@ -17,9 +17,6 @@ import { Incoming, turns } from './transport.js';
 
 /** Seconds after `expires_at` in which nobody can take a key. */
 const GRACE = 1;
-
-/** Seconds between the tries of one client's waiters for a key: only one of them can get it. */
-const STAGGER = 0.05;
 
 /** Seconds from an event to the try: at once when alone, a crowd is spread out. `random`: 0 to below 1. */
 export function spread(watchers: number, random: number): number {
@@ -77,8 +74,13 @@ export class Waiting {
   /** Its answer: held by somebody. */
   refused(refusal: ConflictError): void {
     this.#refusal = refusal;
-    this.#trouble = null;
     this.#failures = 0;
+    this.heard();
+  }
+
+  /** Something is known of the key since: what failed before is not the outcome. */
+  heard(): void {
+    this.#trouble = null;
   }
 
   /** Its answer says nothing of the key, or there was none. */
@@ -91,11 +93,10 @@ export class Waiting {
     this.tryAt = this.#notBefore;
   }
 
-  /** The key was read, or could not be: of a wait that is what comes in between, so an error that passes is no outcome. */
+  /** The key was read, or could not be. */
   read(error: VolcanoError | null, now: number): void {
-    if (error && isPassing(error)) return;
     this.#trouble = error;
-    if (error) this.#endsAt = now;
+    if (error && !isPassing(error)) this.#endsAt = now;
   }
 
   /** There is to be no other try: over, with the last outcome. */
@@ -133,14 +134,13 @@ interface Waiter {
 const nothing = () => {};
 
 /**
- * All that wait for one key. Only one of them can get it, so what gives hope is handed from one to the next, with
- * time for an answer in between.
+ * All that wait for one key. Only one of them can get it, so what gives hope is the first one's: its answer holds for
+ * all, and what it leaves untried is the next one's.
  */
 class Crowd {
   readonly waiters = new Set<Waiter>(); // in the order they came
-  line: Iterator<Waiter> = this.waiters.values(); // those that the latest hope has not come to
-  stopLine = nothing;
   hopes = 0; // how often something gave hope
+  watchers = 1; // of the key, as its last event had it
   freed = 0; // the largest fencing token of a lease that is known to be over
   isTold = false; // by a stream
   reading: AbortController | null = null; // ends the reading, now and then, of a key of which no stream tells
@@ -149,20 +149,11 @@ class Crowd {
 
   constructor(readonly key: string) {}
 
-  hope(at: number, clock: Clock): void {
+  hope(at: number): void {
     this.hopes += 1;
-    this.line = this.waiters.values();
-    this.#next(at, clock);
-  }
-
-  #next(at: number, clock: Clock): void {
-    this.stopLine();
-    this.stopLine = nothing;
-    const { done, value } = this.line.next();
-    if (done) return;
-    value.waiting.hope(at);
-    value.wake();
-    if (this.waiters.size > 1) this.stopLine = clock.at(at + STAGGER, () => this.#next(clock.now(), clock));
+    const [first] = this.waiters;
+    first?.waiting.hope(at);
+    first?.wake();
   }
 
   /** Seconds until a lease is over that ends then, by the host's clock; infinite where that was wrong before. */
@@ -173,9 +164,13 @@ class Crowd {
     return left;
   }
 
+  /** A try found that somebody has the key; `isLatest`: nothing gave hope since it began. */
+  heard(isLatest: boolean): void {
+    for (const { waiting } of this.waiters) waiting.heard();
+    if (isLatest) this.despair();
+  }
+
   despair(): void {
-    this.stopLine();
-    this.stopLine = nothing;
     for (const { waiting } of this.waiters) waiting.despair();
   }
 }
@@ -240,13 +235,16 @@ export class Waits {
     waiting.trying();
     try {
       const granted = await attempt();
-      if (crowd.hopes === hopes) crowd.despair();
+      crowd.heard(crowd.hopes === hopes);
       return granted;
     } catch (error) {
-      if (!(error instanceof VolcanoError)) throw error;
+      if (!(error instanceof VolcanoError)) {
+        waiting.hope(clock.now());
+        throw error;
+      }
       if (error instanceof ConflictError) {
         waiting.refused(error);
-        if (crowd.hopes === hopes) crowd.despair();
+        crowd.heard(crowd.hopes === hopes);
       } else {
         const now = clock.now();
         waiting.failed(error, now, random());
@@ -274,8 +272,10 @@ export class Waits {
 
   #leave(crowd: Crowd, waiter: Waiter): void {
     crowd.waiters.delete(waiter);
-    if (crowd.waiters.size > 0) return;
-    crowd.stopLine();
+    if (crowd.waiters.size > 0) {
+      if (Number.isFinite(waiter.waiting.tryAt)) crowd.hope(waiter.waiting.tryAt);
+      return;
+    }
     crowd.reading?.abort();
     this.#crowds.delete(crowd.key);
     if (this.#crowds.size > 0) return;
@@ -332,14 +332,14 @@ export class Waits {
     this.#connect();
   }
 
-  /** Whether a stream tells of a key; the first time, something may have happened before. */
+  /** Whether a stream tells of a key. If it does again, or at last, something may have happened before. */
   #settle(crowd: Crowd, isTold: boolean): void {
     const { clock, random } = this.#around;
     if (crowd.isTold === isTold) return;
     crowd.isTold = isTold;
     crowd.reading?.abort();
     crowd.reading = null;
-    if (isTold) crowd.hope(clock.now(), clock);
+    if (isTold) crowd.hope(clock.now() + spread(crowd.watchers, random()));
     else void this.#poll(crowd, readDelay(random()));
   }
 
@@ -352,14 +352,17 @@ export class Waits {
   #hear({ type, key, fencingToken, watchers }: LockEvent): void {
     const { clock, random } = this.#around;
     if (type === 'reset') {
-      for (const crowd of this.#crowds.values()) crowd.hope(clock.now(), clock);
+      for (const crowd of this.#crowds.values()) {
+        crowd.hope(clock.now() + spread(crowd.watchers, random()));
+      }
       return;
     }
     const crowd = this.#crowds.get(key);
     if (!crowd) return;
+    crowd.watchers = watchers;
     if (type !== 'acquired') {
       crowd.freed = Math.max(crowd.freed, fencingToken);
-      crowd.hope(clock.now() + spread(watchers, random()), clock);
+      crowd.hope(clock.now() + spread(watchers, random()));
     } else if (fencingToken > crowd.freed) crowd.despair();
   }
 
@@ -383,7 +386,7 @@ export class Waits {
         waiter.waiting.read(trouble, now);
         if (trouble && !isPassing(trouble)) waiter.wake();
       }
-      if (state && !state.held) crowd.hope(now, clock);
+      if (state && !state.held) crowd.hope(now);
       if (state && crowd.isTold && !crowd.isDoubtful) {
         crowd.reading = null;
         return;

@@ -123,7 +123,7 @@ test('not before Retry-After, whatever gives hope', () => {
   assert.equal(one.tryAt, 18);
 });
 
-test('if it ends while the last try was an error, that is what it has come to; a read that failed is none', () => {
+test('if it ends while the last outcome was an error, that is what it has come to', () => {
   const one = waiting();
   const error = new sdk.ServerError('oh', { status: 500 });
 
@@ -134,7 +134,7 @@ test('if it ends while the last try was an error, that is what it has come to; a
   assert.equal(one.outcome(100), refusal, 'a read has said since that it is held');
   one.read(error, 30);
 
-  assert.equal(one.outcome(100), refusal);
+  assert.equal(one.outcome(100), error);
 });
 
 test('a key that somebody took gives no hope, but a try that failed is owed all the same', () => {
@@ -328,6 +328,29 @@ test('a crowd does not try at once, and not at all when the key was taken meanwh
   assert.equal((await result).acquired, true);
 });
 
+test('after a reset and after a reconnect a crowd does not try at once either', async (t) => {
+  const { server, stream, clock, result } = await listening(t);
+  stream.tell('acquired', { fencing_token: 9, watchers: 501 }, '42');
+  stream.tell('reset');
+  await clock.advance(0.49);
+  assert.equal(server.count, 3);
+  await clock.advance(0.02);
+  (await server.next()).refuse();
+  await settle();
+
+  stream.lose();
+  await until(() => clock.pending.size === 3); // the end of the wait, the pause, the next read
+  await clock.advance(0.11);
+  (await server.next()).stream();
+  await until(() => clock.pending.size === 3); // the end of the wait, the silence, the try
+  await clock.advance(0.49);
+  assert.equal(server.count, 5);
+  await clock.advance(0.02);
+  (await server.next()).grant(10);
+
+  assert.equal((await result).acquired, true);
+});
+
 test('word of an acquisition that came late does not take the hope of a later release', async (t) => {
   const { server, stream, clock, result } = await listening(t);
   stream.tell('released', { fencing_token: 8, watchers: 501 });
@@ -418,36 +441,55 @@ test('many that wait for a key share a stream, and one try speaks for all', asyn
   await until(() => stream.isClosed);
 });
 
-test('one whose try gets no answer does not hold the others up', async (t) => {
+test('of those that wait for a key one tries at a time, however late its answer', async (t) => {
   const { server, stream, clock, results } = await listening(t, { calls: 2 });
   stream.tell('released');
-  const hung = await server.next();
-  await clock.advance(0.04);
+  const late = await server.next();
+  stream.tell('released');
+  await clock.advance(3);
   assert.equal(server.count, 5);
-  await clock.advance(0.02);
+  late.refuse();
   (await server.next()).grant(8);
 
-  assert.equal((await Promise.race(results)).lease.fencingToken, 8);
-  hung.refuse();
+  assert.equal((await results[0]).lease.fencingToken, 8);
   await settle();
+  assert.equal(server.count, 6);
   assert.equal(stream.isClosed, false);
 });
 
-test('one that leaves before its turn passes it on', async (t) => {
-  const { server, locks, clock, stream, result } = await listening(t);
+test('one that leaves passes on what it leaves untried', async (t) => {
   const controller = new AbortController();
-  const late = locks.acquire('k', { ttl: 30, wait: 60, signal: controller.signal });
-  for (let n = 0; n < 2; n++) (await server.next()).refuse();
+  const { server, locks, stream, clock, result } = await listening(t, { signal: controller.signal });
+  const others = [1, 2].map(() => locks.acquire('k', { ttl: 30, wait: 60 }));
+  for (let n = 0; n < 4; n++) (await server.next()).refuse();
   await settle();
 
   stream.tell('released', { watchers: 501 });
   await settle();
   controller.abort();
-  await late;
+  await result;
   await clock.advance(0.6);
   (await server.next()).grant(8);
 
-  assert.equal((await result).acquired, true);
+  assert.equal((await others[0]).lease.fencingToken, 8);
+});
+
+test('one that leaves while its try is under way has another make it', async (t) => {
+  const controller = new AbortController();
+  const { server, locks, stream, clock, result } = await listening(t, { signal: controller.signal });
+  const other = locks.acquire('k', { ttl: 30, wait: 60 });
+  for (let n = 0; n < 2; n++) (await server.next()).refuse();
+  await settle();
+
+  stream.tell('released');
+  await server.next();
+  controller.abort();
+  await clock.advance(2); // so long its answer is waited for
+  (await server.next()).released();
+  await result;
+  (await server.next()).grant(9);
+
+  assert.equal((await other).lease.fencingToken, 9);
 });
 
 test('a key that the stream does not cover: a wider one is opened before the old one is closed', async (t) => {
@@ -867,23 +909,23 @@ test('an error that was the last outcome when the time is over is told', async (
   await over(all);
 });
 
-test('a wait that polled in vain ends with the contention, whatever its reads met', async (t) => {
-  for (const fail of [
-    (asked) => asked.lose(),
-    (asked) => asked.refuse(503, 'lock_service_unavailable'),
-    (asked) => asked.refuse(429, 'lock_rate_limited', { 'retry-after': '1' }),
-  ]) {
-    const { server, clock, result } = await waited(t, { wait: 5 });
-    (await server.next()).refuse(404, 'not_found');
-    await settle();
+test('a read that failed is told to all that wait, unless something was heard of the key since', async (t) => {
+  for (const isHeard of [false, true]) {
+    const { server, clock, results } = await waited(t, { calls: 2, wait: 5 });
+    const stream = await server.next();
     await clock.advance(3.1);
     const read = await server.next();
-    assert.equal(read.what, 'GET /locks/k');
-    await takenIn(clock, () => fail(read));
-    await clock.advance(2);
+    await takenIn(clock, () => read.refuse(500, 'oh'));
+    if (isHeard) {
+      stream.stream();
+      (await server.next()).refuse(409, 'lock_held');
+      await settle();
+    }
+    await clock.advance(5);
 
-    const { acquired, error } = await result;
-    assert.deepEqual([acquired, error], [false, null]);
+    for (const { acquired, error } of await Promise.all(results)) {
+      assert.deepEqual([acquired, error?.constructor], [false, isHeard ? undefined : sdk.ServerError]);
+    }
   }
 });
 
