@@ -313,21 +313,48 @@ class TestWaitingRoom < VolcanoTest
     assert_nothing_left
   end
 
-  # Only a try tells what the wait is for.
-  def test_a_read_that_fails_and_may_do_better_is_not_what_the_wait_ends_with
+  PASSING = {
+    ->(request) { request.refuse(500, "no") } => Volcano::Error::ServerError,
+    ->(request) { request.refuse(503, "no") } => Volcano::Error::ServerError,
+    ->(request) { request.refuse(429, "no", Retry_After: 30) } => Volcano::Error::RateLimitedError,
+    ->(request) { request.answer(200, "<html>") } => Volcano::Error::ServerError,
+    ->(request) { request.socket.close } => Volcano::Error::TransportError
+  }.freeze
+
+  # Broken is not busy.
+  def test_a_read_that_fails_and_may_do_better_is_what_the_wait_ends_with_where_it_was_the_last
     @on_watch = ->(request) { request.refuse(404, "not_found") }
-    [->(request) { request.refuse(500, "no") }, ->(request) { request.refuse(503, "no") }, ->(request) { request.refuse(429, "no", Retry_After: 30) },
-     ->(request) { request.answer(200, "<html>") }, ->(request) { request.socket.close }].each do |script|
+    PASSING.each do |script, error|
       reads = @server.operations.count("get")
-      waiting = wait_for("k", wait: 10)
-      wait_until { at_rest([waiting]) && sdk_threads.empty? }
+      waiting = Array.new(2) { wait_for("k", wait: 10) }
+      wait_until { at_rest(waiting) && sdk_threads.empty? }
       @on_get = script
       @clock.advance(5)
-      wait_until { @server.operations.count("get") > reads && at_rest([waiting]) }
+      wait_until { @server.operations.count("get") > reads && at_rest(waiting) }
 
       @clock.advance(5)
 
-      assert_equal([409, "lock_held"], assert_raises(Volcano::Error::ConflictError) { waiting.value }.then { |error| [error.status, error.code] })
+      waiting.each { |one| assert_raises(error) { one.value } }
+    end
+    assert_nothing_left
+  end
+
+  def test_a_wait_that_heard_since_that_the_key_is_held_ends_with_that_whatever_failed_before
+    @on_watch = ->(request) { request.refuse(404, "not_found") }
+    failing = PASSING.keys.first
+    { get: -> { @on_get = failing }, try: -> { @on_acquire = failing } }.each_value do |break_it|
+      waiting = wait_for("k", wait: 60)
+      wait_until { at_rest([waiting]) && sdk_threads.empty? }
+      free("k")
+      break_it.call
+      before = @server.operations.size
+      @clock.advance(5)
+      wait_until { @server.operations.size > before && at_rest([waiting]) }
+      @free.clear
+      @on_get = @on_acquire = nil
+      60.times { [@clock.advance(1), wait_until { !waiting.alive? || at_rest([waiting]) }] }
+
+      assert_raises(Volcano::Error::ConflictError) { waiting.value }
     end
     assert_nothing_left
   end

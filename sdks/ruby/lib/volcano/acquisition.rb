@@ -96,13 +96,16 @@ module Volcano
 
     # --- waiting -----------------------------------------------------------------------------------
 
-    # Tries again whenever that may help, until it is over. `error` is that of the last try.
+    # Tries again whenever that may help, until it is over. `error` is then what was heard last.
     def wait_until(over_at, &taken)
+      contention = @error
       @session.waiting_room.enter(@key, over_at) do |waiter|
         goes_on = true
         while goes_on && (step = waiter.next_step) != :give_up
           goes_on = step == :try ? try_again(waiter, &taken) : poll(waiter)
+          contention = @error if @error.is_a?(Error::ConflictError)
         end
+        @error = waiter.turn.trouble || contention if goes_on
       end
     end
 

@@ -85,8 +85,8 @@ module Volcano
     #
     # Not thread-safe; the WaitingRoom guards it with its mutex.
     class Turn
-      # When the wait is over.
-      attr_reader :over_at
+      # When the wait is over; and the Error that the latest try or poll failed with, if it did.
+      attr_reader :over_at, :trouble
 
       def initialize(over_at)
         @over_at = over_at
@@ -94,6 +94,7 @@ module Volcano
         @not_before = -Float::INFINITY
         @polls = false
         @watchers = 1
+        @trouble = nil
         @backoff = Backoff.new
       end
 
@@ -125,6 +126,7 @@ module Volcano
 
       # A try was answered, the call's own or that of another for which it stood back: the key is held.
       def refused(now, random)
+        @trouble = nil
         @backoff.worked
         @poll_at = now + Waiting.poll_delay(random) if @polls
       end
@@ -141,6 +143,7 @@ module Volcano
 
       # A try failed, and the next may do better. `jitter`: -1 to 1.
       def failed(error, now, jitter)
+        @trouble = error
         @not_before = now + @backoff.failed(error.retry_after, jitter)
         try_by(now)
       end
@@ -152,6 +155,7 @@ module Volcano
 
       # A poll was answered with this LockState, by the call or by another that waits for the key. `early`: see Expiry.
       def read(state, now, early, random)
+        @trouble = nil
         return try_by(now) unless state.held?
 
         @poll_at = @polls ? now + Waiting.poll_delay(random, early) : Float::INFINITY
@@ -159,6 +163,7 @@ module Volcano
 
       # A poll failed, and the next may do better.
       def not_read(error, now, random)
+        @trouble = error
         @not_before = [@not_before, now + (error.retry_after || 0.0)].max
         @poll_at = now + Waiting.poll_delay(random)
       end
