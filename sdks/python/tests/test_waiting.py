@@ -466,17 +466,35 @@ def test_a_server_without_events_is_polled_for_ever(stage: Stage) -> None:
 
 
 def test_reads_that_fail_are_made_again_and_told_if_the_wait_ends_so(stage: Stage) -> None:
-    waiter = stage.join(wait=10)
+    waiter, other = stage.join(wait=10), stage.join(wait=10)
     lost = TransportError("lost")
     stage.now += 3
     assert stage.turn(waiter) is Turn.READ
     stage.waiting.failed(waiter, lost, stage.now)
 
-    assert [waiter.error] == [lost]
+    assert [waiter.error, other.error] == [lost, lost]
     assert stage.turn(waiter) == 3.0
     stage.now += 3
     stage.reads(waiter, is_held())
-    assert [waiter.error] == [HELD]
+    assert [waiter.error, other.error] == [HELD, HELD]
+
+
+@pytest.mark.parametrize("gets_it", [True, False])
+def test_what_a_try_was_answered_stands_for_all_whatever_failed_before(
+    stage: Stage, gets_it: bool
+) -> None:
+    waiter, other = stage.join(), stage.join()
+    stage.now += 3
+    assert stage.turn(waiter) is Turn.READ
+    stage.waiting.failed(waiter, TransportError("lost"), stage.now)
+    stage.open()
+    if gets_it:
+        assert stage.turn(waiter) is Turn.TRY
+        stage.waiting.leave(waiter, stage.now, got_it=True)
+    else:
+        stage.is_refused(waiter)
+
+    assert other.error == HELD
 
 
 def test_a_read_over_the_quota_waits_as_long_as_it_is_told(stage: Stage) -> None:

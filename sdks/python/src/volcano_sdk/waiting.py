@@ -94,6 +94,11 @@ class _Line:
             return None
         return Turn.TRY if min(waiter.try_at, self.try_at) <= now else Turn.READ
 
+    def heard(self) -> None:
+        """What was answered is so for all: whatever else failed before."""
+        for waiter in self.waiters:
+            waiter.error = waiter.contention
+
     def try_soon(self, at: float) -> None:
         self.try_at = min(self.try_at, at)
         self.first.wake()
@@ -139,6 +144,7 @@ class Waiting:
         if got_it:
             waiter.doing = None
             line.failures = 0
+            line.heard()
         was_first = waiter is line.first
         del line.waiters[waiter]
         if not line.waiters:
@@ -177,20 +183,23 @@ class Waiting:
         waiter.error = error
         if isinstance(error, ConflictError):
             waiter.contention = error
+            line.heard()
             line.failures = 0
         elif was is Turn.TRY:
             line.failures += 1
             line.not_before = now + pause(line.failures, self._jitter(), error.retry_after)
             line.try_soon(now)
         else:  # it is owed still, whether a stream tells of the key or not
+            for other in line.waiters:
+                other.error = error
             line.not_before = now + (error.retry_after or 0.0)
             line.read_soon(now + read_delay(self._jitter()))
 
     def read(self, waiter: Waiter, state: LockState, now: float, wall: float) -> None:
         """What its read has told.  `wall`: now, in seconds since 1970."""
         waiter.doing = None
-        waiter.error = waiter.contention
         line = self._lines[waiter.key]
+        line.heard()
         if not state.held:
             line.try_soon(now)
         at = self._next_read(waiter.key, now)
