@@ -37,10 +37,14 @@ def server() -> Iterator[Mapping[str, str]]:
 
 
 def environment() -> dict[str, str]:
-    """Where programs of all three languages find what they import."""
+    """Where programs of all three languages find what they import.
+
+    Several print at once, so that a line must be one write, which an unbuffered Python makes two of.
+    """
+    inherited = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     ruby = str(HERE.parent / "sdks" / "ruby" / "lib")
-    return {**os.environ, "PATH": path, "RUBYLIB": ruby, "PYTHONUNBUFFERED": "1"}
+    return {**inherited, "PATH": path, "RUBYLIB": ruby}
 
 
 def main(name: str) -> int:

@@ -47,11 +47,8 @@ def show(name: str) -> list[str]:
 def showing(name: str) -> Iterator[Callable[[], list[str]]]:
     """Begins a show, and gives what waits for its lines: a long one can run beside other tests."""
     need(name)
-    # A line of a program in one write, as where nothing else is asked for: several print.
-    buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(
         [sys.executable, str(EXAMPLES / "run.py"), name],
-        env=buffered,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -82,7 +79,6 @@ def started(
         "VOLCANO_API_URL": server.url,
         "VOLCANO_SERVICE_KEY": server.service_key,
         "RUBYLIB": str(EXAMPLES.parent / "sdks" / "ruby" / "lib"),
-        "PYTHONUNBUFFERED": "1",
     }
     executable, *options = _COMMANDS[language]
     process = subprocess.Popen(

@@ -11,7 +11,7 @@ def test_each_step_runs_once_and_every_instance_waits_for_the_schema() -> None:
     lines = show("migration")
 
     assert 4 == len(lines)
-    assert all(line.endswith("steps applied, the schema is at 3") for line in lines)
+    assert [] == [line for line in lines if "steps applied, the schema is at 3" not in line]
     assert 3 == sum(int(line.split()[0]) for line in lines)
 
 
