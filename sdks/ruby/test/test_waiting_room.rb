@@ -251,11 +251,12 @@ class TestWaitingRoom < VolcanoTest
 
     @clock.advance(5)
 
+    exchanges = []
     wait_until do
       exchanges = @client.session.transport.exchanges
-      exchanges.any? && exchanges.all?(&:at_rest?) && (Thread.list - [Thread.current]).none? { |thread| thread.status == "run" }
+      @server.operations.include?("get") && exchanges.all?(&:at_rest?) && (Thread.list - [Thread.current]).none? { |thread| thread.status == "run" }
     end
-    assert_equal(1, @server.operations.count("get"))
+    assert_equal([1, 1], [exchanges.size, @server.operations.count("get")])
     @on_get = nil
     free("k")
     advance_until { waiting.none?(&:alive?) }
