@@ -39,7 +39,7 @@ def server() -> Iterator[Mapping[str, str]]:
 def environment() -> dict[str, str]:
     """Where programs of all three languages find what they import.
 
-    Several print at once, so that a line must be one write, which an unbuffered Python makes two of.
+    Several print at once: a line must be one write, and an unbuffered Python makes two of it.
     """
     inherited = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
