@@ -830,7 +830,7 @@ class Sdk:
             while await self.ears.until_worth_a_try(waiter, not_before, end):
                 if token in self.spent:
                     if own is not None:
-                        raise last
+                        raise waiter.trouble or last
                     token = new_id()
                 not_before = 0.0
                 try:
@@ -838,9 +838,9 @@ class Sdk:
                         key, ttl, token, self._next_id(), give_back=give_back
                     )
                 except ConflictError as conflict:
-                    last, failures = conflict, 0
+                    last, failures, waiter.trouble = conflict, 0, None
                 except (RateLimitedError, ServerError, TransportError) as passing:
-                    last, failures = passing, failures + 1
+                    waiter.trouble, failures = passing, failures + 1
                     pause = self._pause_after(passing, failures)
                     not_before = self.clock.now + pause
                     waiter.tell(not_before)
@@ -848,7 +848,7 @@ class Sdk:
             self.ears.leave(waiter)
         if self.ears.is_closed:
             raise ClosedError("this client was closed")
-        raise waiter.error or last
+        raise waiter.error or waiter.trouble or last
 
     def _next_id(self) -> str:
         return new_id()

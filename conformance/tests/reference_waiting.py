@@ -138,6 +138,9 @@ def is_wait(wait: Any) -> bool:
     return isinstance(wait, int | float) and not isinstance(wait, bool) and wait >= 0
 
 
+SOONEST = 0.1
+
+
 class WaitingRules:
     """Small methods: the places where the broken drivers are broken."""
 
@@ -154,7 +157,7 @@ class WaitingRules:
 
     def until_free(self, expires_at: str, now: float) -> float:
         """From `now` of the wall clock until the grace is over, and a little at least."""
-        return max(datetime.fromisoformat(expires_at).timestamp() + 1.0 - now, 0.1)
+        return max(datetime.fromisoformat(expires_at).timestamp() + 1.0 - now, SOONEST)
 
 
 # ---------------------------------------------------------------- the wire
@@ -197,6 +200,8 @@ class Waiter:
     due: float = inf  # when the next try is worth it
     poll_at: float | None = None
     error: "VolcanoError | None" = None  # it must not wait any longer
+    trouble: "VolcanoError | None" = None  # nothing was heard of the key since
+    overdue: str = ""  # the end of a lease that was found to be over, and was not
     told: asyncio.Event = field(default_factory=asyncio.Event)
 
     def tell(self, due: float) -> None:
@@ -375,14 +380,26 @@ class Ears:
             pause = self.sdk.passing(error)
             if pause is None:
                 raise
+            self._not_read(waiter, error)
             delay = max(delay, pause)
         else:
+            self._was_read(waiter)
             if not state["held"]:
                 waiter.due = self.sdk.clock.now
                 delay = inf
-            else:
+            elif self._is_reason_to_hurry(state["expires_at"], waiter):
                 delay = min(delay, self.rules.until_free(state["expires_at"], self.sdk.clock.wall))
+                waiter.overdue = state["expires_at"] if delay == SOONEST else ""
         waiter.poll_at = None if isinf(delay) else self.sdk.clock.now + delay
+
+    def _not_read(self, waiter: Waiter, error: Any) -> None:
+        waiter.trouble = error
+
+    def _was_read(self, waiter: Waiter) -> None:
+        waiter.trouble = None
+
+    def _is_reason_to_hurry(self, expires_at: str, waiter: Waiter) -> bool:
+        return expires_at != waiter.overdue
 
     async def _sleep_until_told(self, waiter: Waiter, moment: float) -> None:
         told = asyncio.ensure_future(waiter.told.wait())

@@ -255,6 +255,11 @@ def _canonical(text: str | None) -> str | None:
     return parsed if text.lower() == parsed else None
 
 
+def _has_news(connected: socket.socket) -> bool:
+    """Bytes, or its end."""
+    return bool(select.select([connected], [], [], 0)[0])
+
+
 def _is_connected(connected: socket.socket) -> bool:
     try:
         return connected.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
@@ -368,6 +373,12 @@ class Relay:
 
 class _Handler(WSGIRequestHandler):
     protocol_version = "HTTP/1.0"  # a stream is written as it is, not in chunks
+    server: "_Server"
+
+    def handle(self) -> None:
+        select.select([self.connection], [], [])
+        self.server.begun(self.connection)
+        super().handle()
 
 
 class _Server(ThreadedWSGIServer):
@@ -376,17 +387,25 @@ class _Server(ThreadedWSGIServer):
     def __init__(self, app: Any) -> None:
         super().__init__("127.0.0.1", 0, app, handler=_Handler)
         self.changed = threading.Condition()
-        self.arriving: set[Any] = set()
+        self.arriving: dict[socket.socket, bool] = {}  # and whether its first byte was read
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         del client_address
         with self.changed:
-            self.arriving.add(request)
+            self.arriving[request] = False
         return True
+
+    def begun(self, request: Any) -> None:
+        with self.changed:
+            self.arriving[request] = True
+
+    def is_quiet(self) -> bool:
+        """Whoever sent something has arrived.  A connection may also be kept for later."""
+        return not any(begun or _has_news(each) for each, begun in self.arriving.items())
 
     def arrived(self, request: Any) -> None:
         with self.changed:
-            self.arriving.discard(request)
+            self.arriving.pop(request, None)
             self.changed.notify_all()
 
     def shutdown_request(self, request: Any) -> None:
@@ -447,7 +466,7 @@ class Gate(HTTPServerBase):
             last.sendall(b"HEAD /flush HTTP/1.0\r\n\r\n")
             last.recv(1)
         with self.server.changed:
-            self.server.changed.wait_for(lambda: not self.server.arriving, seconds)
+            self.server.changed.wait_for(self.server.is_quiet, seconds)
 
     def application(self, request: Request) -> Response:
         if request.method == "HEAD" and request.path == "/flush":
