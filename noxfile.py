@@ -213,7 +213,7 @@ def chaos(session: nox.Session) -> None:
 def replicas(session: nox.Session) -> None:
     """Three servers over one PostgreSQL, which are killed, and which fails over, under load."""
     needed(session, "replicas")
-    pytest(session, "reference-server/tests/replicas")
+    pytest(session, "reference-server/tests/replicas", processes=2)  # they mostly wait
 
 
 # ------------------------------------------------------------------ not in the default list
