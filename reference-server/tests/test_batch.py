@@ -240,6 +240,72 @@ async def test_each_caller_gets_the_answer_to_its_own_command(
     assert (released, forced) == (Released(), Released())
 
 
+async def test_who_asks_for_a_key_that_the_same_batch_releases_gets_it(
+    queue: BatchQueue, store: HeldStore
+) -> None:
+    (first,) = start(queue, Acquire(NIGHTLY, "alice", 30))
+    holding = await store.next_job()
+    answers = start(
+        queue,
+        Acquire(NIGHTLY, "bob", 5),
+        Acquire(NIGHTLY, "carol", 5),
+        acquire("other"),
+        Release(NIGHTLY, "alice"),
+    )
+    holding.proceed()
+    job = await store.next_job()
+    job.proceed()
+
+    bob, carol, other, released = await asyncio.gather(*answers)
+
+    assert isinstance(await first, Granted)
+    assert keys(job) == ["other", "nightly", "nightly", "nightly"]
+    assert [type(bob), type(other)] == [Granted, Granted]
+    assert (carol, released) == (LOCK_HELD, Released())
+
+
+@pytest.mark.parametrize(
+    "own", [Release(NIGHTLY, "bob"), Renew(NIGHTLY, "bob", 5)], ids=["release", "renewal"]
+)
+async def test_an_acquire_never_passes_what_else_is_asked_with_its_token(
+    queue: BatchQueue, store: HeldStore, own: Write
+) -> None:
+    """Bob gave up waiting for its answer and sends its release: no lease may come after that."""
+    (first,) = start(queue, Acquire(NIGHTLY, "alice", 30))
+    holding = await store.next_job()
+    answers = start(queue, Acquire(NIGHTLY, "bob", 5), own, Release(NIGHTLY, "alice"))
+    holding.proceed()
+    (await store.next_job()).proceed()
+
+    assert isinstance(await first, Granted)
+    assert await asyncio.gather(*answers) == [LOCK_HELD, LOCK_OWNERSHIP_LOST, Released()]
+    (state,) = start(queue, Read(NIGHTLY))
+    (await store.next_job()).proceed()
+    assert await state == Free()
+
+
+async def test_a_request_that_let_a_release_pass_is_refused_in_time_all_the_same(
+    queue: BatchQueue, store: HeldStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first,) = start(queue, Acquire(NIGHTLY, "alice", 30))
+    holding = await store.next_job()
+    (waiting,) = start(queue, Acquire(NIGHTLY, "bob", 5))
+    await settle()
+    move_time(monkeypatch, 3)
+    (release,) = start(queue, Release(NIGHTLY, "alice"))
+    holding.proceed()
+    job = await store.next_job()
+    await first
+
+    move_time(monkeypatch, 2.1)
+    await settle()
+
+    assert [waiting.done(), release.done()] == [True, True]
+    assert ["within 5" in await refusal(answer) for answer in (waiting, release)] == [True, True]
+    assert not job.may_commit()
+    job.proceed()
+
+
 async def test_a_batch_has_its_limit_and_the_rest_is_the_next_one(store: HeldStore) -> None:
     queue = BatchQueue(store, largest_batch=2)
     answers = start(queue, *(acquire(key) for key in "abcde"))

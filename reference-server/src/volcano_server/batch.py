@@ -4,8 +4,10 @@
                                        |-- one round: the reads, then the oldest writes --> store
     submit(write) --> writes waiting --'
 
-What arrives while a round runs is the next round, in its order of arrival.  So a read waits for the
-commit that is running and for no other, and one commit serves all who came during the one before.
+What arrives while a round runs is the next round, in its order of arrival, but for who asks for a
+key that the same batch releases: behind the release it gets what it would be refused before.
+So a read waits for the commit that is running and for no other, and one commit serves all who came
+during the one before.
 A round begins once the answers of the last one are out, because more will have come by then: fewer
 and larger rounds gain more than a store that works meanwhile.
 
@@ -22,7 +24,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from volcano_server.lease import Answer, Command, Read, Write
+from volcano_server.lease import Acquire, Answer, Command, Read, Release, Renew, SlotKey, Write
 from volcano_server.stores.store import Store, StoreUnavailableError
 
 PATIENCE = 5.0
@@ -214,7 +216,7 @@ class BatchQueue:
         # Where the loop was stuck, its timers have their turn only after this.
         self._refuse_waiting(asyncio.get_running_loop().time())
         self._reading = _take(self._reads, len(self._reads))
-        self._writing = _take(self._writes, self._largest_batch)
+        self._writing = _releases_first(_take(self._writes, self._largest_batch))
         if self._reading:
             job = self._store.read([request.command for request in self._reading])
             self._hand_over(self._reading, job)
@@ -259,7 +261,7 @@ class BatchQueue:
         for read in self._reading:
             if read.due <= now:
                 read.refuse(self._overdue)
-        if self._writing and self._writing[0].due <= now and self._claim.take():
+        if any(write.due <= now for write in self._writing) and self._claim.take():
             for write in self._writing:
                 write.refuse(self._overdue)
         dues = [
@@ -282,6 +284,31 @@ def _take(waiting: deque[_Request[C]], most: int) -> Sequence[_Request[C]]:
     while waiting and waiting[0].follows:
         taken.append(waiting.popleft())
     return taken
+
+
+def _releases_first(writes: Sequence[_Request[Write]]) -> Sequence[_Request[Write]]:
+    """Acquires behind the releases of their keys.  None has been answered, so any order is right.
+
+    An acquire whose token is used otherwise too keeps its place: its caller may be giving it back.
+    """
+    commands = [each.command for each in writes]
+    last = {
+        each.slot_key: place for place, each in enumerate(commands) if isinstance(each, Release)
+    }
+    if not last:
+        return writes
+    own = {each.token for each in commands if isinstance(each, (Renew, Release))}
+    ordered: list[_Request[Write]] = []
+    waiting: dict[SlotKey, list[_Request[Write]]] = {}
+    for place, (each, command) in enumerate(zip(writes, commands, strict=True)):
+        release = last.get(command.slot_key, -1)
+        if place < release and isinstance(command, Acquire) and command.token not in own:
+            waiting.setdefault(command.slot_key, []).append(each)
+        else:
+            ordered.append(each)
+        if place == release:
+            ordered += waiting.pop(command.slot_key, ())
+    return ordered
 
 
 def _answer(requests: Sequence[_Request[C]], outcome: Sequence[Answer] | Exception) -> None:
