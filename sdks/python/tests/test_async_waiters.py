@@ -277,6 +277,17 @@ async def test_a_server_without_events_is_polled() -> None:
         assert room.wire.summary().endswith("get acquire")
 
 
+async def test_a_poll_has_what_is_left_of_the_wait() -> None:
+    held = is_held("2027-01-01T00:00:00Z")
+    async with waiting(acquire=[HELD], watch=[refused(404, "x")], get=[held, HANG]) as room:
+        call = await room.acquire(wait=10.5)
+        await room.clock.advance(10.5)
+
+        assert isinstance(call.error, ConflictError)
+        polls = room.wire.of("get")
+        assert [one.timeout + one.at for one in polls] == pytest.approx([110.5, 110.5])
+
+
 async def test_a_poll_that_fails_is_made_again() -> None:
     async with waiting(acquire=[HELD], watch=[refused(405, "x")]) as room:
         room.wire.script["get"] = [reset(), refused(503, "x"), FREE]

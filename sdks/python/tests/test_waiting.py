@@ -506,6 +506,39 @@ def test_a_read_over_the_quota_waits_as_long_as_it_is_told(stage: Stage) -> None
     assert stage.turn(waiter) == 30.0
 
 
+def test_what_was_to_be_left_alone_for_longer_still_is(stage: Stage) -> None:
+    waiter = stage.join()
+    stage.open()
+    stage.is_refused(waiter, RateLimitedError("", retry_after=30.0))
+    stage.join("other")
+    stage.open()
+    stage.now += 3.0
+    stage.waiting.failed(waiter, TransportError("lost"), stage.now)
+
+    assert stage.turn(waiter) == 27.0
+
+
+def test_a_read_that_the_end_of_the_wait_breaks_off_says_nothing(stage: Stage) -> None:
+    waiter, other = stage.join(wait=4), stage.join(wait=60)
+    stage.now += 3
+    assert stage.turn(waiter) is Turn.READ
+    stage.now += 1
+    stage.waiting.failed(waiter, TransportError("no answer within 1 s"), stage.now)
+
+    assert stage.turn(waiter) is Turn.OVER
+    assert [waiter.error, other.error] == [HELD, HELD]
+
+
+def test_word_of_an_acquisition_says_that_the_key_is_held(stage: Stage) -> None:
+    waiter, other = stage.join(), stage.join()
+    stream = stage.open()
+    stage.join("wider")
+    stage.is_refused(waiter, TransportError("lost"))
+    stage.hear(stream, "acquired")
+
+    assert [waiter.error, other.error] == [HELD, HELD]
+
+
 def test_a_read_that_is_final_is_the_end(stage: Stage) -> None:
     waiter, next_one = stage.join(), stage.join()
     stage.now += 3
@@ -581,6 +614,39 @@ def test_keys_that_come_while_a_stream_is_opened_need_a_further_one(stage: Stage
     stage.waiting.opened(first, stage.now)
 
     assert stage.opening().filters == Filters(("a", "b"))
+
+
+def test_a_key_that_comes_again_while_a_stream_without_it_is_opened_is_not_lost(
+    stage: Stage,
+) -> None:
+    """The open stream told of it, and the new one does not."""
+    one, _ = stage.join("a"), stage.join("b")
+    stage.open()
+    stage.leave(one)
+    stage.join("c")
+    narrow = stage.opening()
+    again = stage.join("a")
+    stage.is_refused(again)
+    stage.waiting.opened(narrow, stage.now)
+
+    assert stage.turn(again) == 3.0
+    assert stage.opening().filters == Filters(("a", "b", "c"))
+
+
+def test_a_look_is_owed_still_when_a_read_before_it_is_answered(stage: Stage) -> None:
+    waiter = stage.join()
+    stage.now += 3.0
+    assert stage.turn(waiter) is Turn.READ
+    stage.open()
+    stage.join("other")
+    stage.open()  # a wider one in its place: what the narrow one had on its way is lost
+    stage.waiting.read(waiter, is_held(), stage.now, WALL)
+    stage.is_refused(waiter)
+
+    assert stage.turn(waiter) == 3.0
+    stage.now += 3.0
+    stage.reads(waiter, is_held())
+    assert stage.turn(waiter) == 994.0
 
 
 def test_a_key_that_nobody_waits_for_any_more_is_no_reason_for_another_stream(stage: Stage) -> None:

@@ -217,7 +217,9 @@ class _Wait(Generic[_Result]):
             request_id=new_uuid(),
             service_key=self._runtime.settings.credential,
         )
-        outcome = self._runtime.transport.exchange(Try(request, self._runtime.settings.timeout))
+        left = self._waiter.until - self._runtime.timers.now()
+        attempt = Try(request, min(self._runtime.settings.timeout, left))
+        outcome = self._runtime.transport.exchange(attempt)
         if isinstance(outcome, Failure):
             raise outcome.error
         self._runtime.waiters.read(self._waiter, operations.state(request, outcome))

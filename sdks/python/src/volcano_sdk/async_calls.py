@@ -2,6 +2,7 @@
 come to an end although their caller is cancelled.
 """
 
+import math
 import uuid
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
@@ -108,9 +109,17 @@ class Calls:
 
     # --- tries ------------------------------------------------------------------------------------
 
-    async def ask(self, request: Request, holders: Sequence[Held] = (), ttl: int = 0) -> Answer:
-        """One try of a direct call; TransportError when no answer came."""
-        outcome = await self._send(Try(request, self._settings.timeout), holders, ttl)
+    async def ask(
+        self,
+        request: Request,
+        holders: Sequence[Held] = (),
+        ttl: int = 0,
+        *,
+        patience: float = math.inf,
+    ) -> Answer:
+        """One try of a direct call; TransportError when no answer came, within seconds."""
+        attempt = Try(request, min(self._settings.timeout, patience))
+        outcome = await self._send(attempt, holders, ttl)
         if isinstance(outcome, Failure):
             raise outcome.error
         return outcome

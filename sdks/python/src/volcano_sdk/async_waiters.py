@@ -136,7 +136,8 @@ class Waiters:
             request_id=self._calls.request_id(None),
             service_key=self._calls.credential,
         )
-        state = operations.state(request, await self._calls.ask(request))
+        left = waiter.until - self._clock.now()
+        state = operations.state(request, await self._calls.ask(request, patience=left))
         self._waiting.read(waiter, state, self._clock.now(), self._clock.wall())
 
     # --- streams ---------------------------------------------------------------------------------

@@ -132,9 +132,8 @@ class Waiting:
         line.waiters[waiter] = None
         if self._open is not None and self._open.filters.cover(waiter.key):
             waiter.try_at = now
-        elif waiter.key not in self._untold:
-            self._untold[waiter.key] = None
-            line.read_soon(now + read_delay(self._jitter()))
+        else:
+            self._mark_untold(waiter.key, now)
 
     def leave(self, waiter: Waiter, now: float, *, got_it: bool = False) -> None:
         """It has got the lock, or ends otherwise.  What it has left undone, the next one does."""
@@ -180,19 +179,20 @@ class Waiting:
         if not (is_passing(error) or isinstance(error, ConflictError)):
             raise error
         was, waiter.doing = waiter.doing, None
-        waiter.error = error
         if isinstance(error, ConflictError):
             waiter.contention = error
             line.heard()
             line.failures = 0
         elif was is Turn.TRY:
+            waiter.error = error
             line.failures += 1
             line.not_before = now + pause(line.failures, self._jitter(), error.retry_after)
             line.try_soon(now)
         else:  # it is owed still, whether a stream tells of the key or not
-            for other in line.waiters:
-                other.error = error
-            line.not_before = now + (error.retry_after or 0.0)
+            if now < waiter.until:  # else it was broken off, which says nothing
+                for other in line.waiters:
+                    other.error = error
+            line.not_before = max(line.not_before, now + (error.retry_after or 0.0))
             line.read_soon(now + read_delay(self._jitter()))
 
     def read(self, waiter: Waiter, state: LockState, now: float, wall: float) -> None:
@@ -209,7 +209,13 @@ class Waiting:
                 at = min(at, now + max(left, _SOONEST_READ))
             if left <= 0:
                 line.overdue = state.expires_at
-        line.read_soon(at)
+        line.read_soon(min(line.read_at, at))  # a look that is owed since this one began stays so
+
+    def _mark_untold(self, key: str, now: float) -> None:
+        """No open stream tells of it: one that does is to be opened, and it is read meanwhile."""
+        if key not in self._untold:
+            self._untold[key] = None
+            self._lines[key].read_soon(now + read_delay(self._jitter()))
 
     def _next_read(self, key: str, now: float) -> float:
         return now + read_delay(self._jitter()) if key in self._untold else math.inf
@@ -248,8 +254,8 @@ class Waiting:
         self._open, self._opening, self._next = subscription, None, None
         for key, line in self._lines.items():
             if not subscription.filters.cover(key):
-                continue
-            if key in self._untold:
+                self._mark_untold(key, now)  # it came while this one was opened
+            elif key in self._untold:
                 del self._untold[key]
                 line.read_at = math.inf
                 line.try_soon(now + (spread(line.watchers, self._jitter()) if is_again else 0.0))
@@ -273,8 +279,10 @@ class Waiting:
             line.watchers = event.watchers or line.watchers
             if event.type in FREEING or event.type == "reset":
                 line.try_soon(now + spread(line.watchers, self._jitter()))
-            elif not line.failures:
-                line.try_at = math.inf  # somebody was faster, and there will be a further event
+            else:
+                line.heard()
+                if not line.failures:
+                    line.try_at = math.inf  # somebody was faster; there will be a further event
 
     def ended(self, subscription: Subscription, error: VolcanoError | None, now: float) -> None:
         """Its stream was lost, or was not opened because of `error`."""
@@ -284,10 +292,8 @@ class Waiting:
             self._has_events = False
         if subscription is self._open:
             self._open = None
-            for key, line in self._lines.items():
-                if key not in self._untold:
-                    self._untold[key] = None
-                    line.read_soon(now + read_delay(self._jitter()))
+            for key in self._lines:
+                self._mark_untold(key, now)
         else:
             self._opening = None
         self._next = subscription
