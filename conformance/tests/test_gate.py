@@ -175,6 +175,12 @@ def test_what_no_sdk_may_send_as_a_shared_renewal_is_a_flaw(leases: Any, said: s
     assert flaw is None if said is None else said in (flaw or "")
 
 
+def test_flushing_does_not_wait_for_a_connection_that_is_kept_for_later(gate: Gate) -> None:
+    longer_than_a_test_may_take = 60
+    with socket.create_connection((gate.host, gate.port)):
+        gate.flush(longer_than_a_test_may_take)
+
+
 def test_flushing_waits_for_what_was_sent_and_given_up(gate: Gate) -> None:
     for _ in range(20):
         connection = http.client.HTTPConnection(gate.host, gate.port, timeout=5)

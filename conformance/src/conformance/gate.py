@@ -257,7 +257,13 @@ def _canonical(text: str | None) -> str | None:
 
 def _has_news(connected: socket.socket) -> bool:
     """Bytes, or its end."""
-    return bool(select.select([connected], [], [], 0)[0])
+    try:
+        connected.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _is_connected(connected: socket.socket) -> bool:
@@ -360,7 +366,10 @@ class Relay:
 
     def wait_for_its_end(self) -> None:
         """The handler thread's part."""
-        select.select([self._socket, self._woken], [], [])
+        either = select.poll()
+        either.register(self._socket, select.POLLIN)
+        either.register(self._woken, select.POLLIN)
+        either.poll()
 
     def close(self) -> None:
         self._stream.close()
@@ -376,7 +385,8 @@ class _Handler(WSGIRequestHandler):
     server: "_Server"
 
     def handle(self) -> None:
-        select.select([self.connection], [], [])
+        with suppress(OSError):
+            self.connection.recv(1, socket.MSG_PEEK)
         self.server.begun(self.connection)
         super().handle()
 
