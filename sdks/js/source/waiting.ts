@@ -29,20 +29,29 @@ export function readDelay(random: number, left = Number.POSITIVE_INFINITY): numb
   return Number.isNaN(left) ? delay : Math.min(delay, Math.max(left, 0.1));
 }
 
+/** What all that wait for a key share: when the next of their tries may begin. */
+export class Pace {
+  failures = 0; // tries in a row that came to nothing; the last is to be made again, whoever has the key
+  notBefore = Number.NEGATIVE_INFINITY;
+}
+
 /** One wait for a key, from its first refusal on: what it knows, never what time it is. */
 export class Waiting {
-  /** When to try; infinite: not before something gives hope. */
-  tryAt = Number.POSITIVE_INFINITY;
+  #hopesAt = Number.POSITIVE_INFINITY; // infinite: not before something gives hope
   #endsAt: number;
   #refusal: VolcanoError;
+  #pace: Pace;
   #trouble: VolcanoError | null = null; // the last outcome, where that says nothing of the key
-  #failures = 0; // tries in a row that came to nothing
-  #isOwed = false; // the last of them is to be made again, whoever has the key
-  #notBefore = Number.NEGATIVE_INFINITY;
 
-  constructor(endsAt: number, refusal: VolcanoError) {
+  constructor(endsAt: number, refusal: VolcanoError, pace: Pace) {
     this.#endsAt = endsAt;
     this.#refusal = refusal;
+    this.#pace = pace;
+  }
+
+  /** When to try. */
+  get tryAt(): number {
+    return Math.max(this.#hopesAt, this.#pace.notBefore);
   }
 
   /** When to look again: to try, or since it is over. */
@@ -57,24 +66,28 @@ export class Waiting {
 
   /** The key may be free: try at that time. */
   hope(at: number): void {
-    this.tryAt = Math.min(this.tryAt, Math.max(at, this.#notBefore));
+    this.#hopesAt = Math.min(this.#hopesAt, at);
   }
 
   /** Somebody has it. */
   despair(): void {
-    if (!this.#isOwed) this.tryAt = Number.POSITIVE_INFINITY;
+    if (this.#pace.failures === 0) this.#hopesAt = Number.POSITIVE_INFINITY;
   }
 
   /** A try begins; what gives hope meanwhile calls for another. */
   trying(): void {
-    this.tryAt = Number.POSITIVE_INFINITY;
-    this.#isOwed = false;
+    this.#hopesAt = Number.POSITIVE_INFINITY;
   }
 
   /** Its answer: held by somebody. */
   refused(refusal: ConflictError): void {
     this.#refusal = refusal;
-    this.#failures = 0;
+    this.answered();
+  }
+
+  /** A try was answered, whosever it was. */
+  answered(): void {
+    this.#pace.failures = 0;
     this.heard();
   }
 
@@ -85,23 +98,26 @@ export class Waiting {
 
   /** Its answer says nothing of the key, or there was none. */
   failed(error: VolcanoError, now: number, random: number): void {
-    this.#trouble = error;
-    if (!isPassing(error)) this.#endsAt = now;
-    this.#failures += 1;
-    this.#isOwed = true;
-    this.#notBefore = now + Math.max(backoff(this.#failures, random), error.retryAfter ?? 0);
-    this.tryAt = this.#notBefore;
+    if (isPassing(error)) this.#pace.failures += 1;
+    this.#troubled(error, now, backoff(this.#pace.failures, random));
   }
 
   /** The key was read, or could not be. */
   read(error: VolcanoError | null, now: number): void {
-    this.#trouble = error;
-    if (error && !isPassing(error)) this.#endsAt = now;
+    if (error) this.#troubled(error, now);
+    else this.heard();
   }
 
   /** There is to be no other try: over, with the last outcome. */
   end(now: number): void {
     this.#endsAt = Math.min(this.#endsAt, now);
+  }
+
+  #troubled(error: VolcanoError, now: number, seconds = 0): void {
+    this.#trouble = error;
+    if (isPassing(error)) {
+      this.#pace.notBefore = Math.max(this.#pace.notBefore, now + Math.max(seconds, error.retryAfter ?? 0));
+    } else this.#endsAt = now;
   }
 }
 
@@ -134,11 +150,12 @@ interface Waiter {
 const nothing = () => {};
 
 /**
- * All that wait for one key. Only one of them can get it, so what gives hope is the first one's: its answer holds for
- * all, and what it leaves untried is the next one's.
+ * All that wait for one key. Only one of them can get it, so what gives hope is the first one's, and so is a try that
+ * is to be made again, whosever it was: its answer holds for all, and what it leaves untried is the next one's.
  */
 class Crowd {
   readonly waiters = new Set<Waiter>(); // in the order they came
+  readonly pace = new Pace();
   hopes = 0; // how often something gave hope
   watchers = 1; // of the key, as its last event had it
   freed = 0; // the largest fencing token of a lease that is known to be over
@@ -151,6 +168,11 @@ class Crowd {
 
   hope(at: number): void {
     this.hopes += 1;
+    this.owe(at);
+  }
+
+  /** A try is to be made, although nothing new gives hope. */
+  owe(at: number): void {
     const [first] = this.waiters;
     first?.waiting.hope(at);
     first?.wake();
@@ -165,13 +187,19 @@ class Crowd {
   }
 
   /** A try found that somebody has the key; `isLatest`: nothing gave hope since it began. */
-  heard(isLatest: boolean): void {
-    for (const { waiting } of this.waiters) waiting.heard();
-    if (isLatest) this.despair();
+  answered(isLatest: boolean): void {
+    for (const { waiting } of this.waiters) {
+      waiting.answered();
+      if (isLatest) waiting.despair();
+    }
   }
 
-  despair(): void {
-    for (const { waiting } of this.waiters) waiting.despair();
+  /** An event says that somebody has it. */
+  taken(): void {
+    for (const { waiting } of this.waiters) {
+      waiting.heard();
+      waiting.despair();
+    }
   }
 }
 
@@ -198,12 +226,13 @@ export class Waits {
   async wait<Result extends object>(wait: Wait<Result>): Promise<Result> {
     const { clock } = this.#around;
     const { cancel, attempt } = wait;
-    const waiting = new Waiting(wait.endsAt, wait.refusal);
+    const crowd = this.#crowds.get(wait.key) ?? new Crowd(wait.key);
+    const waiting = new Waiting(wait.endsAt, wait.refusal, crowd.pace);
     const waiter: Waiter = { waiting, wake: nothing };
     const sleep = (wake: () => void) => {
       waiter.wake = wake;
     };
-    const crowd = this.#join(wait.key, waiter);
+    this.#join(crowd, waiter);
     try {
       for (;;) {
         if (cancel?.aborted || this.#isClosed) return await attempt();
@@ -235,7 +264,7 @@ export class Waits {
     waiting.trying();
     try {
       const granted = await attempt();
-      crowd.heard(crowd.hopes === hopes);
+      crowd.answered(crowd.hopes === hopes);
       return granted;
     } catch (error) {
       if (!(error instanceof VolcanoError)) {
@@ -244,30 +273,28 @@ export class Waits {
       }
       if (error instanceof ConflictError) {
         waiting.refused(error);
-        crowd.heard(crowd.hopes === hopes);
+        crowd.answered(crowd.hopes === hopes);
       } else {
         const now = clock.now();
         waiting.failed(error, now, random());
-        if (!crowd.isTold) void this.#poll(crowd, waiting.tryAt - now + readDelay(random()));
+        crowd.owe(now);
+        if (crowd.reading) void this.#poll(crowd, readDelay(random()));
       }
       return null;
     }
   }
 
-  #join(key: string, waiter: Waiter): Crowd {
+  #join(crowd: Crowd, waiter: Waiter): void {
     const { clock, random } = this.#around;
-    const known = this.#crowds.get(key);
-    const crowd = known ?? new Crowd(key);
-    this.#crowds.set(key, crowd);
+    this.#crowds.set(crowd.key, crowd);
     crowd.waiters.add(waiter);
-    crowd.isTold ||= this.#told !== null && covers(this.#told, key);
+    crowd.isTold ||= this.#told !== null && covers(this.#told, crowd.key);
     if (crowd.isTold)
       waiter.waiting.hope(clock.now()); // what was released before it came is not missed
     else {
-      if (!known) void this.#poll(crowd, readDelay(random()));
+      if (!crowd.reading) void this.#poll(crowd, readDelay(random()));
       this.#connect();
     }
-    return crowd;
   }
 
   #leave(crowd: Crowd, waiter: Waiter): void {
@@ -363,19 +390,19 @@ export class Waits {
     if (type !== 'acquired') {
       crowd.freed = Math.max(crowd.freed, fencingToken);
       crowd.hope(clock.now() + spread(watchers, random()));
-    } else if (fencingToken > crowd.freed) crowd.despair();
+    } else if (fencingToken > crowd.freed) crowd.taken();
   }
 
   // --- without one ---------------------------------------------------------------------------------
 
-  /** Reads the key in so many seconds, and then now and then, until a stream tells all of it or nobody waits. */
+  /** Reads the key in so many seconds from when it may be, and then now and then, until a stream tells all of it or nobody waits. */
   async #poll(crowd: Crowd, seconds: number): Promise<void> {
     const { clock, random, read } = this.#around;
     crowd.reading?.abort();
     const reading = new AbortController();
     crowd.reading = reading;
     for (let delay = seconds; ; ) {
-      await pause(clock, clock.now() + delay, reading.signal);
+      await pause(clock, Math.max(clock.now(), crowd.pace.notBefore) + delay, reading.signal);
       if (reading.signal.aborted) return;
       crowd.isDoubtful = false;
       const { state, error } = await read(crowd.key, reading.signal);
@@ -392,7 +419,7 @@ export class Waits {
         return;
       }
       const left = state?.expiresAt ? crowd.left(state.expiresAt, clock.wall()) : undefined;
-      delay = Math.max(readDelay(random(), left), trouble?.retryAfter ?? 0);
+      delay = readDelay(random(), left);
     }
   }
 }

@@ -4,7 +4,7 @@ import { after, test } from 'node:test';
 import { arranged, errors, ManualClock, sdk, settle, streams, TOKEN, transports, until, waits } from './support.mjs';
 
 const { Incoming } = transports;
-const { Waiting } = waits;
+const { Pace, Waiting } = waits;
 
 const unhandled = [];
 const onUnhandled = (reason) => unhandled.push(reason);
@@ -16,7 +16,7 @@ after(() => {
 
 const never = Number.POSITIVE_INFINITY;
 const refusal = new sdk.ConflictError('held', { status: 409 });
-const waiting = (endsAt = 100) => new Waiting(endsAt, refusal);
+const waiting = (endsAt = 100, pace = new Pace()) => new Waiting(endsAt, refusal, pace);
 
 test('a single waiter tries at once, a crowd within 2 ms for each other one, at most a second', () => {
   for (const [watchers, random, seconds] of [
@@ -97,11 +97,14 @@ test('a failed try is made again, each time later; a refusal begins anew', () =>
   const one = waiting();
   const error = new sdk.TransportError('gone');
   const delays = [];
-  for (const answer of [error, error, error, refusal, error]) {
+  for (const [n, answer] of [error, error, error, refusal, error].entries()) {
     one.trying();
     if (answer === refusal) one.refused(answer);
-    else one.failed(answer, 10, 0.5);
-    delays.push(one.tryAt - 10);
+    else {
+      one.failed(answer, 10 + n, 0.5);
+      one.hope(10 + n);
+    }
+    delays.push(one.tryAt - 10 - n);
   }
 
   assert.deepEqual(
@@ -119,8 +122,23 @@ test('not before Retry-After, whatever gives hope', () => {
   assert.equal(one.tryAt, 17);
   one.trying();
   one.hope(18);
-
   assert.equal(one.tryAt, 18);
+  one.failed(new sdk.TransportError('gone'), 12, 0.5);
+  assert.equal(one.tryAt, 18);
+  one.read(new sdk.RateLimitedError('slowly', { status: 429, retryAfter: 60 }), 12);
+
+  assert.equal(one.tryAt, 72);
+});
+
+test('what one was told to wait holds for all that wait for the key', () => {
+  const pace = new Pace();
+  const [one, other] = [waiting(100, pace), waiting(100, pace)];
+  other.hope(11);
+
+  one.failed(new sdk.RateLimitedError('slowly', { status: 429, retryAfter: 7 }), 10, 0.5);
+  one.failed(new sdk.TransportError('gone'), 10, 0.5);
+
+  assert.equal(other.tryAt, 17);
 });
 
 test('if it ends while the last outcome was an error, that is what it has come to', () => {
@@ -142,6 +160,7 @@ test('a key that somebody took gives no hope, but a try that failed is owed all 
   hopeful.hope(5);
   owing.trying();
   owing.failed(new sdk.TransportError('gone'), 4, 0.5);
+  owing.hope(4);
 
   hopeful.despair();
   owing.despair();
@@ -455,6 +474,63 @@ test('of those that wait for a key one tries at a time, however late its answer'
   await settle();
   assert.equal(server.count, 6);
   assert.equal(stream.isClosed, false);
+});
+
+/** One that listens, and four that came later, whose own second tries are under way. */
+async function joined(t) {
+  const all = await listening(t);
+  const { server, locks, results } = all;
+  const come = () => Promise.all(Array.from({ length: 4 }, () => server.next()));
+  for (let n = 0; n < 4; n++) results.push(locks.acquire('k', { ttl: 30, wait: 30 }));
+  for (const asked of await come()) asked.refuse(409, 'lock_held');
+  return { ...all, seconds: await come() };
+}
+
+test('of many tries that failed one is made again, by the first, not before the latest Retry-After', async (t) => {
+  const { server, clock, stream, results, seconds } = await joined(t);
+  for (const [n, asked] of seconds.entries()) {
+    await takenIn(clock, () => asked.refuse(429, 'lock_rate_limited', { 'retry-after': String(7 - n) }));
+  }
+  await clock.advance(6.9);
+  assert.equal(server.count, 11);
+  await clock.advance(0.2);
+  const again = await server.next();
+  await clock.advance(1);
+  assert.equal(server.count, 12);
+  await takenIn(clock, () => again.refuse(429, 'lock_rate_limited'));
+  await clock.advance(5);
+  (await server.next()).grant(8);
+  assert.equal((await results[0]).lease.fencingToken, 8);
+
+  await clock.advance(10);
+  assert.equal(server.count, 13, 'what it has found holds for all');
+  stream.tell('released', { fencing_token: 8 });
+  (await server.next()).grant(9);
+  assert.equal((await results[1]).lease.fencingToken, 9);
+});
+
+test('what failed is made again no more once another try has found the key held', async (t) => {
+  const { server, clock, results, seconds } = await joined(t);
+  const refusals = [429, 429, 429, 409];
+  for (const [n, asked] of seconds.entries()) await takenIn(clock, () => asked.refuse(refusals[n], 'x'));
+  await clock.advance(30);
+
+  assert.equal(server.count, 11);
+  for (const { acquired, error } of await Promise.all(results.slice(1)))
+    assert.deepEqual([acquired, error], [false, null]);
+});
+
+test('what failed is told to who tried, and to nobody else', async (t) => {
+  const { clock, results, seconds } = await joined(t);
+  const refusals = [409, 409, 409, 429];
+  for (const [n, asked] of seconds.entries()) {
+    await takenIn(clock, () => asked.refuse(refusals[n], 'x', { 'retry-after': '50' }));
+  }
+  await clock.advance(30);
+
+  const errors = (await Promise.all(results.slice(1))).map(({ error }) => error?.constructor);
+  assert.equal(errors.filter((kind) => kind === sdk.RateLimitedError).length, 1);
+  assert.equal(errors.filter((kind) => kind === undefined).length, 3);
 });
 
 test('one that leaves passes on what it leaves untried', async (t) => {
@@ -843,6 +919,28 @@ test('a 429 to a try is waited out by the reading too', async (t) => {
   assert.equal((await result).acquired, true);
 });
 
+test('a 429 to a read is waited out by the tries too, and by whoever comes', async (t) => {
+  const { server, clock, locks, results } = await waited(t, { wait: 90 });
+  const stream = await server.next();
+  await clock.advance(3.1);
+  const read = await server.next();
+  await takenIn(clock, () => read.refuse(429, 'lock_rate_limited', { 'retry-after': '60' }));
+  stream.stream();
+  results.push(locks.acquire('k', { ttl: 30, wait: 90 }));
+  (await server.next()).refuse(409, 'lock_held');
+  await settle();
+  stream.tell('released');
+  for (let n = 0; n < 2; n++) {
+    await clock.advance(29.8);
+    stream.send(':\n\n');
+  }
+  assert.equal(server.count, 4);
+
+  await clock.advance(0.5);
+  for (let n = 0; n < 2; n++) (await server.next()).grant(8 + n);
+  for (const { acquired } of await Promise.all(results)) assert.equal(acquired, true);
+});
+
 test('many that wait without a stream read the key for all', async (t) => {
   const { server, clock, results } = await waited(t, { calls: 10, wait: 20 });
   (await server.next()).refuse(404, 'not_found');
@@ -910,21 +1008,24 @@ test('an error that was the last outcome when the time is over is told', async (
 });
 
 test('a read that failed is told to all that wait, unless something was heard of the key since', async (t) => {
-  for (const isHeard of [false, true]) {
+  for (const heard of [null, 'answer', 'event']) {
     const { server, clock, results } = await waited(t, { calls: 2, wait: 5 });
     const stream = await server.next();
     await clock.advance(3.1);
     const read = await server.next();
     await takenIn(clock, () => read.refuse(500, 'oh'));
-    if (isHeard) {
+    if (heard) {
       stream.stream();
-      (await server.next()).refuse(409, 'lock_held');
+      const asked = await server.next();
+      const status = heard === 'answer' ? 409 : 429;
+      await takenIn(clock, () => asked.refuse(status, 'x', { 'retry-after': '60' }));
+      if (heard === 'event') stream.tell('acquired', { fencing_token: 9 });
       await settle();
     }
     await clock.advance(5);
 
     for (const { acquired, error } of await Promise.all(results)) {
-      assert.deepEqual([acquired, error?.constructor], [false, isHeard ? undefined : sdk.ServerError]);
+      assert.deepEqual([acquired, error?.constructor], [false, heard ? undefined : sdk.ServerError], heard);
     }
   }
 });
