@@ -1,6 +1,7 @@
 """The gate parks each request until its verdict, and knows on what the SDK still waits."""
 
 import http.client
+import socket
 import threading
 import uuid
 from collections.abc import Iterator
