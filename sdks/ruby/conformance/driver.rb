@@ -50,6 +50,11 @@ class Driver
     @dropped = false
   end
 
+  # Does a call still run?
+  def busy?
+    @threads.each_value.any?(&:alive?)
+  end
+
   # Ends everything without a request: for a second hello.
   def drop
     @dropped = true
@@ -286,4 +291,4 @@ $stdin.set_encoding(Encoding::UTF_8)
 $stdout.set_encoding(Encoding::UTF_8)
 driver = nil
 $stdin.each_line { |line| driver = answer(JSON.parse(line), driver) }
-exit!(0) # whatever the SDK is doing
+exit!(0) if driver&.busy? # else by itself: what the SDK leaves behind must not keep the process

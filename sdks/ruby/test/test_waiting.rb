@@ -145,6 +145,40 @@ class TestWaiting < VolcanoTest
     assert_steps([:poll, NEVER], at: 1002.1)
   end
 
+  def test_a_look_is_owed_still_when_a_poll_before_it_is_answered
+    @turn.uncovered(1000, 0)
+    assert_steps([:poll, NEVER], at: 1001)
+    @turn.covered(1001, 0)
+    assert_steps([:try, NEVER], at: 1001)
+    @turn.doubtful(1001.5, 0)
+    @turn.read(state(at: 60), 1002, NEVER, 0)
+
+    assert_steps([nil, 1002.5], at: 1002)
+    assert_steps([:poll, NEVER], at: 1002.5)
+    @turn.read(state(at: 60), 1003, NEVER, 0)
+    assert_steps([nil, NEVER], at: 1003)
+  end
+
+  def test_what_is_to_be_left_alone_is_for_as_long_as_anybody_was_told
+    @turn.hold_back(1030)
+    @turn.not_read(Volcano::Error::TransportError.new("x"), 1000, 0)
+    @turn.failed(Volcano::Error::ServerError.new("x"), 1000, 0)
+
+    assert_equal(1030, @turn.not_before)
+    assert_steps([nil, 1030], at: 1029)
+  end
+
+  def test_a_poll_that_the_end_of_the_wait_broke_off_says_nothing_and_word_of_an_acquisition_that_it_is_held
+    error = Volcano::Error::TransportError.new("x")
+    @turn.not_read(error, 1000, 0, broken_off: true)
+    assert_nil(@turn.trouble)
+
+    @turn.not_read(error, 1000, 0)
+    assert_same(error, @turn.trouble)
+    @turn.heard(Volcano::LockEvent.new(type: :acquired, key: "k", fencing_token: 7, at: at(0), watchers: 1), 1001, 0)
+    assert_nil(@turn.trouble)
+  end
+
   def test_what_another_reads_is_read_later_if_at_all
     @turn.put_off(1000, 0)
     assert_steps([nil, NEVER], at: 1010)

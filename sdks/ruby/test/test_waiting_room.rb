@@ -281,6 +281,78 @@ class TestWaitingRoom < VolcanoTest
     assert_nothing_left
   end
 
+  # The open stream told of it, and the next one does not.
+  def test_a_key_that_comes_again_while_a_stream_without_it_is_opened_is_read_meanwhile
+    first = wait_for("a")
+    wait_for("b")
+    wait_until { at_rest([first]) && @server.streams.any? { |stream| stream.filters["key"] == %w[a b] } && sdk_threads.size == 1 }
+    asked = []
+    go = Queue.new
+    @on_watch = ->(request) { [asked << request, go.pop, request.open_stream] }
+    first.kill.join
+    wait_for("c")
+    wait_until { asked.size == 1 }
+    tries = @server.operations.count("acquire")
+    again = wait_for("a")
+    wait_until { @server.operations.count("acquire") == tries + 2 && again.status == "sleep" }
+    @free << "a"
+    go << true
+    wait_until { asked.size == 2 } # that one hangs
+    @clock.advance(5)
+
+    wait_until { !again.alive? }
+    assert_equal("a", again.value.key)
+    go << true
+  end
+
+  def test_a_read_has_what_is_left_of_the_wait_and_broken_off_says_nothing
+    @on_watch = ->(request) { request.refuse(404, "not_found") }
+    @on_get = :hang.to_proc
+    waiting = wait_for("k", wait: 6)
+    wait_until { at_rest([waiting]) && sdk_threads.empty? }
+    @clock.advance(5.5)
+    wait_until { @server.operations.include?("get") }
+    wait_until { @client.session.transport.exchanges.any?(&:at_rest?) }
+    @clock.advance(0.5)
+
+    assert_raises(Volcano::Error::ConflictError) { waiting.value }
+  end
+
+  def test_a_token_of_the_callers_that_was_released_meanwhile_is_not_used_again
+    token = SecureRandom.uuid
+    waiting = Thread.new do
+      Thread.current.report_on_exception = false
+      @locks.acquire("k", ttl: 5, token: token, wait: 60)
+    end
+    wait_until { at_rest([waiting]) && @server.streams.size == 1 }
+    @locks.release("k", Volcano::LockLease.new(key: "k", token: token, expires_at: Time.at(0), fencing_token: 7))
+    tries = @server.operations.count("acquire")
+    free("k")
+
+    assert_raises(Volcano::Error::ConflictError) { waiting.value }
+    assert_equal(tries, @server.operations.count("acquire"))
+  end
+
+  def test_what_one_was_told_to_wait_for_counts_for_all
+    waiting = Array.new(4) { wait_for("k") }
+    wait_until { at_rest(waiting) && @server.streams.size == 1 && @server.operations.count("acquire") > 4 }
+    tries = @server.operations.count("acquire")
+    @on_acquire = ->(request) { request.refuse(429, "lock_rate_limited", Retry_After: 30) }
+    @server.streams.first.tell("released")
+    wait_until { @server.operations.count("acquire") > tries && at_rest(waiting) }
+    3.times do |number|
+      @server.streams.first.tell("released", id: 2 + number)
+      @clock.advance(1)
+      wait_until { at_rest(waiting) }
+    end
+
+    assert_equal(tries + 1, @server.operations.count("acquire"))
+    @on_acquire = nil
+    free("k")
+    advance_until { waiting.none?(&:alive?) }
+    assert_nothing_left
+  end
+
   # --- what passes, and what does not --------------------------------------------------------------
 
   FINAL = [301, 304, 308, 400, 401, 403, 404, 405, 407, 413, 451].freeze

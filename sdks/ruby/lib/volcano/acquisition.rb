@@ -111,6 +111,8 @@ module Volcano
 
     # Returns whether to wait on.
     def try_again(waiter, &taken)
+      return false if @own_token && @client.locks.spent?(@own_token)
+
       try(request, &taken)
       if @error.nil? || (taken && @flow.acquired) || @error.is_a?(Error::ConflictError)
         waiter.held # by this call or another
@@ -120,7 +122,7 @@ module Volcano
       when *Waiting::PASSING
         return false unless start_afresh
 
-        waiter.tell { |turn, now| turn.failed(@error, now, Random.rand(-1.0..1.0)) }
+        waiter.failed(@error)
       else return false
       end
       true
@@ -142,7 +144,8 @@ module Volcano
     # Returns whether to wait on.
     def poll(waiter)
       request = Operations.get(@key, **@client.locks.sender)
-      outcome = @session.transport.call(Operations::Try.new(request: request, timeout: @client.timeout))
+      left = [waiter.turn.over_at - @session.clock.now, 0.001].max
+      outcome = @session.transport.call(Operations::Try.new(request: request, timeout: [@client.timeout, left].min))
       state = Operations.state(request, outcome)
       waiter.read(state)
       true

@@ -187,6 +187,12 @@ module Volcano
       end
     end
 
+    # Whether a release was sent for that lock token.
+    # @api private
+    def spent?(token)
+      @mutex.synchronize { @spent.key?(token) }
+    end
+
     private
 
     def acquisition(key, ttl, token, request_id, wait, recoverable:)
@@ -225,7 +231,7 @@ module Volcano
     end
 
     def unspent(token)
-      return token unless @mutex.synchronize { @spent.key?(token) }
+      return token unless spent?(token)
 
       raise ArgumentError, "token was released before and cannot acquire again: make a new one (SecureRandom.uuid)"
     end

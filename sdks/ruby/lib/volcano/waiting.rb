@@ -85,14 +85,14 @@ module Volcano
     #
     # Not thread-safe; the WaitingRoom guards it with its mutex.
     class Turn
-      # When the wait is over; and the Error that the latest try or poll failed with, if it did.
-      attr_reader :over_at, :trouble
+      # When the wait is over; the Error that the latest try or poll failed with, if it did; and when the next may come.
+      attr_reader :over_at, :trouble, :not_before
 
       def initialize(over_at)
         @over_at = over_at
         @try_at = @poll_at = Float::INFINITY
         @not_before = -Float::INFINITY
-        @polls = false
+        @polls = @doubtful = false
         @watchers = 1
         @trouble = nil
         @backoff = Backoff.new
@@ -102,7 +102,7 @@ module Volcano
 
       # From now on a stream tells of the key; what happened before is not known.
       def covered(now, random)
-        @polls = false
+        @polls = @doubtful = false
         @poll_at = Float::INFINITY
         try_by(now + Waiting.spread(@watchers, random))
       end
@@ -115,12 +115,14 @@ module Volcano
 
       # Another stream tells of the key now, and what the old one had on its way may be lost: one look makes it good.
       def doubtful(now, random)
+        @doubtful = true
         @poll_at = [@poll_at, now + Waiting.poll_delay(random)].min
       end
 
       # An event of the key, or a reset.
       def heard(event, now, random)
         @watchers = event.watchers || @watchers
+        @trouble = nil if event.type == :acquired
         try_by(now + Waiting.spread(@watchers, random)) if Events::FREEING.include?(event.type)
       end
 
@@ -144,12 +146,18 @@ module Volcano
       # A try failed, and the next may do better. `jitter`: -1 to 1.
       def failed(error, now, jitter)
         @trouble = error
-        @not_before = now + @backoff.failed(error.retry_after, jitter)
+        hold_back(now + @backoff.failed(error.retry_after, jitter))
         try_by(now)
+      end
+
+      # Nothing is to be asked of the key before that.
+      def hold_back(moment)
+        @not_before = [@not_before, moment].max
       end
 
       # Another call of the client reads the key, for all; if that one leaves, this one does.
       def put_off(now, random)
+        @doubtful = false
         @poll_at = now + Waiting.poll_delay(random) if @poll_at.finite?
       end
 
@@ -158,13 +166,17 @@ module Volcano
         @trouble = nil
         return try_by(now) unless state.held?
 
-        @poll_at = @polls ? now + Waiting.poll_delay(random, early) : Float::INFINITY
+        if @polls
+          @poll_at = now + Waiting.poll_delay(random, early)
+        elsif !@doubtful # since it began
+          @poll_at = Float::INFINITY
+        end
       end
 
-      # A poll failed, and the next may do better.
-      def not_read(error, now, random)
-        @trouble = error
-        @not_before = [@not_before, now + (error.retry_after || 0.0)].max
+      # A poll failed, and the next may do better; or, with `broken_off`, the end of its call's wait came first, which says nothing.
+      def not_read(error, now, random, broken_off: false)
+        @trouble = error unless broken_off
+        hold_back(now + (error.retry_after || 0.0))
         @poll_at = now + Waiting.poll_delay(random)
       end
 
@@ -180,6 +192,7 @@ module Volcano
           :try
         elsif now >= @poll_at
           @poll_at = Float::INFINITY
+          @doubtful = false
           :poll
         end
       end

@@ -54,9 +54,9 @@ module Volcano
         @room.held(self)
       end
 
-      # Yields its Turn and the time, to be told what else became of a try.
-      def tell
-        @room.tell(self) { |now| yield @turn, now }
+      # Its try failed, and another may do better: which for all that wait for the key begins no sooner.
+      def failed(error)
+        @room.failed(self, error)
       end
 
       # Its poll was answered with this LockState, which is for all that wait for the key.
@@ -66,7 +66,7 @@ module Volcano
 
       # Its poll failed, which is for all of them too.
       def not_read(error)
-        @room.not_read(@key, error)
+        @room.not_read(self, error)
       end
     end
 
@@ -112,8 +112,11 @@ module Volcano
       step
     end
 
-    def tell(waiter)
-      synchronize { [yield(@clock.now), settle(waiter)] }
+    def failed(trier, error)
+      synchronize do
+        trier.turn.failed(error, @clock.now, Random.rand(-1.0..1.0))
+        @waiters[trier.key].each { |waiter| [waiter.turn.hold_back(trier.turn.not_before), settle(waiter)] }
+      end
     end
 
     def read(key, state)
@@ -123,9 +126,10 @@ module Volcano
       end
     end
 
-    def not_read(key, error)
+    def not_read(reader, error)
       synchronize do
-        settle_all(@waiters[key].each { |waiter| waiter.turn.not_read(error, @clock.now, rand) })
+        broken_off = @clock.now >= reader.turn.over_at
+        settle_all(@waiters[reader.key].each { |waiter| waiter.turn.not_read(error, @clock.now, rand, broken_off: broken_off) })
       end
     end
 
@@ -326,10 +330,11 @@ module Volcano
 
       old, @open, @opening = @open, listening, nil
       @waiters.each do |key, waiters|
-        next unless listening.filters.cover?(key)
-
         random = rand
-        news = old&.filters&.cover?(key) ? :doubtful : :covered
+        news = if !listening.filters.cover?(key) then :uncovered # it came while this one was opened
+               elsif old&.filters&.cover?(key) then :doubtful
+               else :covered
+               end
         settle_all(waiters.each { |waiter| waiter.turn.public_send(news, @clock.now, random) })
       end
       old&.stream&.retire
