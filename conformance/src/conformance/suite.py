@@ -9,7 +9,6 @@ import secrets
 import threading
 import time
 import traceback
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -26,9 +25,6 @@ from conformance.target import Target
 
 LONGEST_REAL = 60.0
 """What takes longer than this in real time, in seconds, is skipped there."""
-_QUOTA_LEFT = 100
-"""Requests of the window before a scenario begins in real time.  Few send more."""
-_LONGEST_WINDOW = 60.0
 
 
 class Outcome(StrEnum):
@@ -103,8 +99,6 @@ class Worker:
             )
             try:
                 self._check_that_it_can_be_played(scenario, target)
-                if self._mode is Mode.REAL and column is None:
-                    _wait_for_quota(target)
                 play.run()
                 outcome, detail = Outcome.PASS, ""
             except (SkipError, UnsupportedError) as reason:
@@ -280,18 +274,6 @@ def run(
     results += _play_together([pair for pair in together if pair not in timed], plan, heard)
     results += _play_together(alone, replace(plan, workers=1), heard)
     return results
-
-
-def _wait_for_quota(target: Target) -> None:
-    """Who has to wait for the next window in the middle of a scenario may lose its leases."""
-    headers = [
-        ("Authorization", f"Bearer {target.credentials['valid']}"),
-        ("X-Volcano-Request-Id", str(uuid.uuid4())),
-    ]
-    said = target.send("GET", f"/locks/{target.key_prefix}quota", headers, b"").seen()["headers"]
-    if int(said.get("x-ratelimit-remaining", _QUOTA_LEFT)) < _QUOTA_LEFT:
-        reset = float(said.get("x-ratelimit-reset", 0))
-        time.sleep(min(max(reset - time.time(), 0.0), _LONGEST_WINDOW))
 
 
 def _play_together(
