@@ -3,17 +3,12 @@
 One port per actor.  A handler thread takes a request in, and sleeps until the playing thread has
 carried out a verdict: hand the server's (or a made-up) answer over, close the connection, or let
 it hang.  HTTP/1.0 towards the SDK: every connection carries one exchange, so a lost answer is
-never mistaken for a stale kept connection.
-
-    SDK  <--- Relay, one per open event stream ---  EventStream of the server
-              comments pass; each event is parked until the script names it
+never mistaken for a stale kept connection.  Event streams: relay.py.
 """
 
 import logging
 import re
-import select
 import socket
-import struct
 import threading
 import time
 import uuid
@@ -26,6 +21,7 @@ from pytest_httpserver.httpserver import HTTPServerBase
 from werkzeug import Request, Response
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
+from conformance.relay import RESET, Relay, is_connected, peek
 from conformance.stream import Event, EventStream
 from conformance.target import Answer, Headers
 
@@ -182,14 +178,14 @@ class Parked:
 
     def is_open(self) -> bool:
         """The SDK still waits on it."""
-        return not self._carried_out.is_set() and _is_connected(self.connection)
+        return not self._carried_out.is_set() and is_connected(self.connection)
 
     # ------------------------------------------------------------ the handler thread's side
 
     def response(self) -> Response:
         self._verdict.wait()
         if self._answer is None:
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             self.connection.shutdown(socket.SHUT_RDWR)
             self._carried_out.set()
             return Response(b"")
@@ -255,131 +251,6 @@ def _canonical(text: str | None) -> str | None:
     return parsed if text.lower() == parsed else None
 
 
-def _has_news(connected: socket.socket) -> bool:
-    """Bytes, or its end."""
-    try:
-        connected.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True
-
-
-def _is_connected(connected: socket.socket) -> bool:
-    try:
-        return connected.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-
-
-_RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER for 0 s: to close is to reset."""
-
-
-class Relay:
-    """One event stream between the server and an SDK.
-
-    The handler thread of its request waits for the SDK to close it; the stream's own thread hands
-    on what passes; the playing thread hands on, or drops, what was parked.
-    """
-
-    def __init__(self, connected: socket.socket, stream: EventStream) -> None:
-        self._socket, self._stream = connected, stream
-        self._wake, self._woken = socket.socketpair()
-        self._lock = threading.Lock()
-        self._held: list[bytes] | None = []  # until the head was written; then None
-        self._is_over = False
-        self.written = 0
-        """Bytes of the body that were written to the SDK."""
-        self.is_silent = False
-        """Comments are kept back."""
-        self.parks = True
-        """Events wait until they are named."""
-        self.on_change: Callable[[], None] = lambda: None
-        stream.on_piece = self._heard
-        stream.on_change = self._changed
-
-    def _heard(self, piece: bytes | Event) -> bool:
-        if not isinstance(piece, Event):
-            self.comment(piece)
-        elif not self.parks:
-            self.write(piece.raw)
-        return not isinstance(piece, Event) or not self.parks
-
-    def _changed(self) -> None:
-        if self._stream.has_ended and self._stream.first() is None:
-            self.end()
-        self.on_change()
-
-    def begin(self) -> None:
-        with self._lock:
-            held, self._held = self._held or [], None
-        for piece in held:
-            self.write(piece)
-
-    def first(self) -> Event | None:
-        """The one that is parked in front."""
-        return self._stream.first() if self.is_open() else None
-
-    def take_in(self, patience: float) -> None:
-        self._stream.take_in(patience)
-
-    def deliver(self) -> None:
-        self.write(self._stream.take().raw)
-        self._changed()
-
-    def drop(self) -> None:
-        self._stream.take()
-        self._changed()
-
-    def comment(self, text: bytes) -> None:
-        if not self.is_silent:
-            self.write(text)
-
-    def write(self, piece: bytes) -> None:
-        with self._lock:
-            if self._held is not None:
-                self._held.append(piece)
-                return
-            with suppress(OSError):  # the SDK has gone; the handler thread notices too
-                self._socket.sendall(piece)
-                self.written += len(piece)
-
-    def end(self) -> None:
-        """As a server that stops does it."""
-        with self._lock:
-            self._is_over = True
-            with suppress(OSError):
-                self._wake.send(b"x")
-
-    def lose(self) -> None:
-        """As a network that breaks does it."""
-        with suppress(OSError):
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        self.end()
-
-    def is_open(self) -> bool:
-        return not self._is_over and _is_connected(self._socket)
-
-    def wait_for_its_end(self) -> None:
-        """The handler thread's part."""
-        either = select.poll()
-        either.register(self._socket, select.POLLIN)
-        either.register(self._woken, select.POLLIN)
-        either.poll()
-
-    def close(self) -> None:
-        self._stream.close()
-        with self._lock:
-            self._is_over = True
-            self._wake.close()
-            self._woken.close()
-        self.on_change()
-
-
 class _Handler(WSGIRequestHandler):
     protocol_version = "HTTP/1.0"  # a stream is written as it is, not in chunks
     server: "_Server"
@@ -411,7 +282,7 @@ class _Server(ThreadedWSGIServer):
 
     def is_quiet(self) -> bool:
         """Whoever sent something has arrived.  A connection may also be kept for later."""
-        return not any(begun or _has_news(each) for each, begun in self.arriving.items())
+        return not any(begun or peek(each) is not None for each, begun in self.arriving.items())
 
     def arrived(self, request: Any) -> None:
         with self.changed:
@@ -420,7 +291,7 @@ class _Server(ThreadedWSGIServer):
 
     def shutdown_request(self, request: Any) -> None:
         self.arrived(request)
-        if request.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, len(_RESET)) == _RESET:
+        if request.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, len(RESET)) == RESET:
             self.close_request(request)  # without the farewell that a shutdown is
         else:
             super().shutdown_request(request)

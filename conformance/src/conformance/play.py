@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 from urllib.parse import quote, quote_from_bytes, urlencode
 
 from conformance.driver import Driver, DriverError, UnsupportedError
-from conformance.gate import Gate, Parked, Relay
+from conformance.gate import Gate, Parked
 from conformance.match import Bindings, MismatchError, match
+from conformance.relay import Relay
 from conformance.scenario import Actor, Scenario, Step
 from conformance.stream import Event, EventStream
 from conformance.target import Answer, Headers, Target
