@@ -119,6 +119,18 @@ console.log(names.join(' '));
   );
 });
 
+test('the types that it leaves out are those that nobody can reach', async () => {
+  const build = join(folder, 'node_modules', '@volcano.dev', 'sdk', 'build');
+  const packed = (await readdir(build)).filter((file) => file.endsWith('.d.ts'));
+  const reached = new Set(['index.d.ts']);
+  for (const file of reached) {
+    const text = await readFile(join(build, file), 'utf8');
+    for (const [, module] of text.matchAll(/['"]\.\/(\w+)\.js['"]/g)) reached.add(`${module}.d.ts`);
+  }
+
+  assert.deepEqual([...reached].sort(), packed.sort());
+});
+
 test('it is small, has what it should, depends on nothing and runs nothing when it is installed', async () => {
   const installed = join(folder, 'node_modules', '@volcano.dev', 'sdk');
   const manifest = JSON.parse(await readFile(join(installed, 'package.json'), 'utf8'));
