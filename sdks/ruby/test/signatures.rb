@@ -2,7 +2,7 @@
 
 # Run with `-r rbs/test/setup`: each call and each return, also inside the SDK, is compared with sig/*.rbs.
 
-require "helper"
+require "test_helper"
 require_relative "test_operations"
 require_relative "test_renewal"
 require_relative "test_errors"

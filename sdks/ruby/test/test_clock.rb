@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-require "helper"
+require "test_helper"
 
 class TestClock < VolcanoTest
   def test_it_goes_forward_with_and_without_boot_time

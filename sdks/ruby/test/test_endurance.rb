@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-require "helper"
+require "test_helper"
 require "rbconfig"
 
 # What takes several TTLs of real time. Each is a program of its own against the real server; all start as this file

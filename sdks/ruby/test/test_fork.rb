@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-require "helper"
+require "test_helper"
 
 # Puma, Sidekiq and Resque fork with a client in hand: the child owns nothing of the parent's.
 class TestFork < VolcanoTest

@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-require "helper"
+require "test_helper"
 require "rbconfig"
 
 # Somebody interrupts the thread that holds a lock, or is about to: docs/semantics.md#cancel.

@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-require "helper"
+require "test_helper"
 
 # Renewals that share a request. What a single one does is in test_guard.rb and the conformance suite.
 class TestKeeper < VolcanoTest

@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-require "helper"
+require "test_helper"
 require "minitest/mock"
 
 # Net::HTTP is given the requests and asked for the answers. HTTP/1.1 as servers and proxies speak it. That junk is no answer, and how streams are read: test_transport.rb, test_stream.rb.

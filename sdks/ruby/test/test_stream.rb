@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-require "helper"
+require "test_helper"
 
 class TestStream < VolcanoTest
   HEAD = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"

@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-require "helper"
+require "test_helper"
 
 class TestThreads < VolcanoTest
   def test_twenty_threads_on_one_client_each_get_their_own_answers

@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-require "helper"
+require "test_helper"
 
 # What watching is made of in Ruby. What it tells is in conformance/scenarios/watch.
 class TestWatch < VolcanoTest
