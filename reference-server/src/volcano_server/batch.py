@@ -216,7 +216,7 @@ class BatchQueue:
         # Where the loop was stuck, its timers have their turn only after this.
         self._refuse_waiting(asyncio.get_running_loop().time())
         self._reading = _take(self._reads, len(self._reads))
-        self._writing = _releases_first(_take(self._writes, self._largest_batch))
+        self._writing = _acquires_behind_releases(_take(self._writes, self._largest_batch))
         if self._reading:
             job = self._store.read([request.command for request in self._reading])
             self._hand_over(self._reading, job)
@@ -286,8 +286,8 @@ def _take(waiting: deque[_Request[C]], most: int) -> Sequence[_Request[C]]:
     return taken
 
 
-def _releases_first(writes: Sequence[_Request[Write]]) -> Sequence[_Request[Write]]:
-    """Acquires behind the releases of their keys.  None has been answered, so any order is right.
+def _acquires_behind_releases(writes: Sequence[_Request[Write]]) -> Sequence[_Request[Write]]:
+    """None has been answered yet, so any order of theirs is right.
 
     An acquire whose token is used otherwise too keeps its place: its caller may be giving it back.
     """
