@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from http import HTTPStatus
+from http.client import HTTPConnection
 from pathlib import Path
 
 from measures.rig import (
@@ -88,8 +90,18 @@ def etcd_server() -> Iterator[Process]:
         }
         command = [f"--{name}={value}" for name, value in options.items()]
         with process(binary, *command, stderr=subprocess.DEVNULL) as started:
-            wait_for(lambda: "up" if answers(port) else "")
+            wait_for(lambda: _has_a_leader(port))  # it listens before it answers
             yield Process(url, started.pid)
+
+
+def _has_a_leader(port: int) -> str:
+    with (
+        contextlib.suppress(OSError),
+        contextlib.closing(HTTPConnection("127.0.0.1", port, timeout=2)) as connection,
+    ):
+        connection.request("GET", "/health")
+        return "up" if connection.getresponse().status == HTTPStatus.OK else ""
+    return ""
 
 
 def postgresql(plan: Plan) -> Result:

@@ -25,6 +25,8 @@ from typing import Any
 LOAD = Path(__file__).parent.parent / "load"
 SERVER = (sys.executable, "-m", "volcano_server")
 _START = 30.0
+_LONG_ENOUGH = 3.0
+"""Seconds after which a server that answered nothing is at fault, not the disk."""
 
 
 class MissingError(Exception):
@@ -262,6 +264,10 @@ def wrk(
     if found["refused"] > found["requests"] * found["may_refuse"] or found["broken"]:
         raise RuntimeError(f"{script}: {found}")
     requests = found["requests"]
+    if not requests and seconds < _LONG_ENOUGH:
+        return wrk(server, script, *arguments, connections=connections, seconds=_LONG_ENOUGH)
+    if not requests:
+        raise RuntimeError(f"{script}: {server.url} answered nothing within {seconds:g} s")
     rate = requests / found["seconds"]
     return Load(rate, found["p50_ms"], found["p99_ms"], cpu / requests * 1e6, requests)
 
