@@ -182,6 +182,20 @@ def test_flushing_does_not_wait_for_a_connection_that_is_kept_for_later(gate: Ga
         gate.flush(longer_than_a_test_may_take)
 
 
+def test_a_request_that_is_on_its_way_is_no_quiet(gate: Gate) -> None:
+    with socket.create_connection((gate.host, gate.port)) as slow:
+        slow.sendall(b"GET /locks/a HTTP/1.1\r\n")
+        later = http.client.HTTPConnection(gate.host, gate.port, timeout=5)
+        later.request("HEAD", "/flush")
+        later.getresponse().close()  # so the slow one was accepted
+
+        assert not gate.server.is_quiet()
+
+        slow.sendall(b"Host: x\r\n\r\n")
+        with gate.server.changed:
+            assert gate.server.changed.wait_for(gate.server.is_quiet, 5)
+
+
 def test_flushing_waits_for_what_was_sent_and_given_up(gate: Gate) -> None:
     for _ in range(20):
         connection = http.client.HTTPConnection(gate.host, gate.port, timeout=5)

@@ -1,9 +1,11 @@
 """What becomes of a scenario: outcomes, reasons, and the account of a failure."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from pytest_httpserver import HTTPServer
 
 from conformance import suite
 from conformance.discovery import Column
@@ -94,6 +96,30 @@ def test_a_server_that_is_not_there_is_an_error() -> None:
     (result,) = suite.run([(SCENARIOS["server/a_free_key_reads_as_not_held"], None)], plan)
 
     assert result.outcome is Outcome.ERROR
+
+
+def test_the_quota_s_own_scenario_begins_with_a_window_that_others_used_up(
+    httpserver: HTTPServer,
+) -> None:
+    limit = {"X-RateLimit-Limit": "1", "X-RateLimit-Reset": "4102444800"}
+    free = {"held": False}
+    over = {"error": "Too many.", "code": "lock_rate_limited"}
+    spent = {**limit, "X-RateLimit-Remaining": "0"}
+    for headers, code, body in [
+        ({"Retry-After": "0"}, 429, over),  # the scenario before went so far
+        (limit, 200, free),
+        ({**spent, "Retry-After": "9"}, 429, over),
+        ({**spent, "Retry-After": "9"}, 429, over),
+    ]:
+        ordered = httpserver.expect_ordered_request(re.compile("/locks/.*"))
+        ordered.respond_with_json(body, code, headers)
+    server = RemoteServer(httpserver.url_for("/"), {"valid": "sk-x"}, ["quota"])
+
+    (result,) = suite.run(
+        [(SCENARIOS["server/over_the_quota"], None)], Plan(lambda: server, Mode.REAL)
+    )
+
+    assert (result.outcome, result.detail) == (Outcome.PASS, "")
 
 
 def test_what_must_be_alone_is_played_last() -> None:

@@ -220,6 +220,24 @@ async def test_a_round_begins_once_the_answers_of_the_last_one_are_out(
     await asyncio.gather(*rest)
 
 
+async def test_what_was_written_is_known_before_its_answers_are_out(
+    queue: BatchQueue, store: HeldStore
+) -> None:
+    """So the event of a lease never comes behind what its holder does next."""
+    first, second = Heard(), Heard()
+    known: list[tuple[Sequence[Write], Sequence[Answer], bool]] = []
+    queue.on_written = lambda writes, answers: known.append(
+        (writes, answers, first.done() or second.done())
+    )
+    queue.submit_for(first, acquire("a"))
+    queue.submit_for(second, acquire("b"))
+    (await store.next_job()).proceed()
+
+    await until(second.done)
+
+    assert known == [([acquire("a"), acquire("b")], [*first.told, *second.told], False)]
+
+
 async def test_each_caller_gets_the_answer_to_its_own_command(
     queue: BatchQueue, store: HeldStore
 ) -> None:

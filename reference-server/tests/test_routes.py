@@ -449,11 +449,11 @@ def test_a_body_of_4_kib_is_read_and_one_more_byte_is_not(api: Api, key: str) ->
 def test_a_chunked_body_is_measured_too(api: Api, key: str) -> None:
     def chunks(size: int) -> Iterator[bytes]:
         yield b'{"ttl_seconds":30'
-        for _ in range(size):
-            yield b" "
+        for _ in range(8):
+            yield b" " * (size // 8)
         yield b"}"
 
-    assert api("POST", f"/locks/{key}/lease", content=chunks(9)).status_code == 201
+    assert api("POST", f"/locks/{key}/lease", content=chunks(8)).status_code == 201
     assert is_problem(
         api("POST", f"/locks/{key}/lease", content=chunks(4096)), 413, "payload_too_large"
     )
