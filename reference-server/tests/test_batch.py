@@ -152,7 +152,7 @@ def read(key: str) -> Read:
     return Read(SlotKey("shop", key))
 
 
-async def await_all(answers: Awaitable[list[Answer]]) -> list[Answer]:
+async def await_all(answers: Awaitable[Sequence[Answer]]) -> Sequence[Answer]:
     return await answers
 
 
@@ -171,8 +171,8 @@ class Heard:
     def done(self) -> bool:
         return bool(self.told)
 
-    def set_result(self, answer: Answer) -> None:
-        self.told.append(answer)
+    def set_result(self, answers: Sequence[Answer]) -> None:
+        self.told += answers
 
     def set_exception(self, error: Exception) -> None:
         self.told.append(error)
@@ -386,6 +386,23 @@ async def test_the_answers_to_commands_that_belong_together_are_in_their_order(
     assert released == Released()
 
 
+async def test_who_asks_for_a_key_that_commands_that_belong_together_release_gets_it(
+    queue: BatchQueue, store: HeldStore
+) -> None:
+    (first,) = start(queue, Acquire(NIGHTLY, "alice", 30))
+    holding = await store.next_job()
+    (bob,) = start(queue, Acquire(NIGHTLY, "bob", 5))
+    await settle()
+    together = queue.submit_all([acquire("other"), Release(NIGHTLY, "alice")])
+    holding.proceed()
+    (await store.next_job()).proceed()
+
+    granted, released = await together
+
+    assert [type(answer) for answer in (await first, await bob, granted)] == [Granted] * 3
+    assert released == Released()
+
+
 async def test_commands_that_belong_together_are_refused_together(
     queue: BatchQueue, store: HeldStore
 ) -> None:
@@ -394,7 +411,9 @@ async def test_commands_that_belong_together_are_refused_together(
         patch.setattr(queue, "_most_waiting", 2)
         with pytest.raises(StoreUnavailableError, match="2 requests are waiting already"):
             await queue.submit_all([acquire(key) for key in "abc"])
-    together = queue.submit_all([acquire(key) for key in "ab"])
+        together = queue.submit_all([acquire(key) for key in "ab"])
+        with pytest.raises(StoreUnavailableError, match="2 requests are waiting already"):
+            queue.submit(read("c"))
     job = await store.next_job()
     job.fail(StoreUnavailableError("the disk is full"))
 
@@ -920,7 +939,7 @@ async def test_a_receiver_is_told_once(
 
 
 class Deaf(Heard):
-    def set_result(self, answer: Answer) -> None:
+    def set_result(self, answers: Sequence[Answer]) -> None:
         raise RuntimeError("cannot be told")
 
     def set_exception(self, error: Exception) -> None:

@@ -30,8 +30,9 @@ RINGS = (
     {"wire", "clock"},
     {"lease", "quota"},
     {"fencing", "problems"},
+    {"value"},
 )
-PURE = {"lease", "fencing", "quota", "wire", "problems", "events", "news", "wire_events"}
+PURE = {"value", "lease", "fencing", "quota", "wire", "problems", "events", "news", "wire_events"}
 EFFECTS = {"time", "random", "os", "asyncio", "threading", "sqlite3", "starlette", "secrets"}
 ONLY_IN = {
     # The last four name its types only.

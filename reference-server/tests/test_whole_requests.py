@@ -323,7 +323,7 @@ def test_who_was_told_is_not_waiting(is_refused: bool) -> None:
     if is_refused:
         waiting.set_exception(StoreUnavailableError("overdue"))
     else:
-        waiting.set_result(Free())
+        waiting.set_result([Free()])
 
     assert waiting.done()
     assert [outcome.caller for outcome in told] == [ACCESS[KEY]]

@@ -20,7 +20,7 @@ before its commit (then its outcome is waited for).
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -35,71 +35,94 @@ C = TypeVar("C", bound=Command)
 
 
 class Receiver(Protocol):
-    """Takes the answer to one command: a future, or what does with less.
+    """Takes the answers to what was submitted, one a command: a future, or what does with less.
 
     It is called while others wait for theirs: what it raises goes to the loop's exception handler.
     """
 
     def done(self) -> bool: ...
 
-    def set_result(self, answer: Answer, /) -> None: ...
+    def set_result(self, answers: Sequence[Answer], /) -> None: ...
 
     def set_exception(self, error: Exception, /) -> None: ...
 
 
-class _Answers:
-    """Takes the answers to commands that share a batch; they come in order.
+class _Single:
+    """Takes the answer to a command that came alone."""
 
-    A future for each, and a callback on each, would cost more than to decide it.
-    """
+    __slots__ = ("_future", "done", "set_exception")
 
-    __slots__ = ("_answers", "_wanted", "future")
+    def __init__(self, future: asyncio.Future[Answer]) -> None:
+        self._future = future
+        self.done = future.done
+        self.set_exception = future.set_exception
 
-    def __init__(self, wanted: int, future: asyncio.Future[list[Answer]]) -> None:
-        self.future = future
-        self._wanted = wanted
-        self._answers: list[Answer] = []
-
-    def done(self) -> bool:
-        return self.future.done()
-
-    def set_result(self, answer: Answer) -> None:
-        self._answers.append(answer)
-        if len(self._answers) == self._wanted:
-            self.future.set_result(self._answers)
-
-    def set_exception(self, error: Exception) -> None:
-        self.future.set_exception(error)
+    def set_result(self, answers: Sequence[Answer]) -> None:
+        self._future.set_result(answers[0])
 
 
 @dataclass(slots=True, eq=False)
 class _Request(Generic[C]):
-    """`due`: the time of the loop at which its caller has waited long enough.
+    """Commands that are decided in their order and in one batch.
 
-    `follows`: it shares the batch of the one before it.
+    `due`: the time of the loop at which their caller has waited long enough.
     """
 
-    command: C
+    commands: Sequence[C]
     due: float
-    answer: Receiver
-    follows: bool = False
+    receiver: Receiver
 
-    def succeed(self, answer: Answer) -> None:
-        if not self.answer.done():  # given up, or its caller is gone
+    def succeed(self, answers: Sequence[Answer]) -> None:
+        if not self.receiver.done():  # given up, or its caller is gone
             try:
-                self.answer.set_result(answer)
+                self.receiver.set_result(answers)
             except Exception as fault:  # noqa: BLE001 - the others must get theirs
                 _report(fault)
 
     def fail(self, error: Exception) -> None:
-        if not self.answer.done():
+        if not self.receiver.done():
             try:
-                self.answer.set_exception(error)
+                self.receiver.set_exception(error)
             except Exception as fault:  # noqa: BLE001 - as above
                 _report(fault)
 
     def refuse(self, why: str) -> None:
         self.fail(StoreUnavailableError(why))
+
+
+class _Line(Generic[C]):
+    """Requests in the order of their arrival.  Its length is that of their commands."""
+
+    def __init__(self) -> None:
+        self._requests: deque[_Request[C]] = deque()
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[_Request[C]]:
+        return iter(self._requests)
+
+    def join(self, request: _Request[C]) -> None:
+        self._requests.append(request)
+        self._length += len(request.commands)
+
+    def take(self, most: int) -> Sequence[_Request[C]]:
+        """The oldest, and no more once there are `most` commands."""
+        taken: list[_Request[C]] = []
+        left = max(self._length - most, 0)
+        while self._length > left:
+            taken.append(self._leave())
+        return taken
+
+    def take_overdue(self, now: float) -> Iterator[_Request[C]]:
+        while self._requests and self._requests[0].due <= now:
+            yield self._leave()
+
+    def _leave(self) -> _Request[C]:
+        request = self._requests.popleft()
+        self._length -= len(request.commands)
+        return request
 
 
 class _Claim:
@@ -131,8 +154,8 @@ class BatchQueue:
         self._overdue = f"Not decided within {patience} s."
         self._largest_batch = largest_batch
         self._most_waiting = most_waiting
-        self._reads: deque[_Request[Read]] = deque()
-        self._writes: deque[_Request[Write]] = deque()
+        self._reads: _Line[Read] = _Line()
+        self._writes: _Line[Write] = _Line()
         self._jobs: set[asyncio.Task[None]] = set()  # of this round, with the store
         self._beginning: asyncio.Handle | None = (
             None  # a round that begins in this turn of the loop
@@ -149,7 +172,7 @@ class BatchQueue:
         The command of a caller who is cancelled meanwhile is applied or not, as it happens.
         """
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self.submit_for(answer, command)
+        self.submit_for(_Single(answer), command)
         return answer
 
     def submit_for(self, receiver: Receiver, command: Command) -> None:
@@ -160,12 +183,12 @@ class BatchQueue:
         self._make_sure_of_room(1)
         due = asyncio.get_running_loop().time() + self._patience
         if isinstance(command, Read):
-            self._reads.append(_Request(command, due, receiver))
+            self._reads.join(_Request((command,), due, receiver))
         else:
-            self._writes.append(_Request(command, due, receiver))
+            self._writes.join(_Request((command,), due, receiver))
         self._see_to_it(due)
 
-    def submit_all(self, commands: Sequence[Write]) -> Awaitable[list[Answer]]:
+    def submit_all(self, commands: Sequence[Write]) -> Awaitable[Sequence[Answer]]:
         """The answers to commands that are decided in their order and in one batch.
 
         All of them or none is acknowledged.  Raises StoreUnavailableError as `submit` does.
@@ -173,12 +196,10 @@ class BatchQueue:
         self._make_sure_of_room(len(commands))
         loop = asyncio.get_running_loop()
         due = loop.time() + self._patience
-        answers = _Answers(len(commands), loop.create_future())
-        requests = [_Request(each, due, answers, follows=True) for each in commands]
-        requests[0].follows = False
-        self._writes.extend(requests)
+        answers: asyncio.Future[Sequence[Answer]] = loop.create_future()
+        self._writes.join(_Request(commands, due, answers))
         self._see_to_it(due)
-        return answers.future
+        return answers
 
     def _make_sure_of_room(self, newcomers: int) -> None:
         if self._closed:
@@ -215,14 +236,14 @@ class BatchQueue:
             self._beginning = None
         # Where the loop was stuck, its timers have their turn only after this.
         self._refuse_waiting(asyncio.get_running_loop().time())
-        self._reading = _take(self._reads, len(self._reads))
-        self._writing = _acquires_behind_releases(_take(self._writes, self._largest_batch))
+        self._reading = self._reads.take(len(self._reads))
+        self._writing = _acquires_behind_releases(self._writes.take(self._largest_batch))
         if self._reading:
-            job = self._store.read([request.command for request in self._reading])
+            job = self._store.read(_commands(self._reading))
             self._hand_over(self._reading, job)
         if self._writing:
             self._claim = claim = _Claim()
-            commands = [request.command for request in self._writing]
+            commands = _commands(self._writing)
             job = self._store.apply(commands, claim.take)
             self._hand_over(self._writing, job, commands)
 
@@ -240,8 +261,9 @@ class BatchQueue:
         outcome: Sequence[Answer] | Exception
         try:
             outcome = await job
-            if len(outcome) != len(requests):
-                outcome = RuntimeError(f"{len(outcome)} answers for {len(requests)} commands")
+            wanted = sum(len(request.commands) for request in requests)
+            if len(outcome) != wanted:
+                outcome = RuntimeError(f"{len(outcome)} answers for {wanted} commands")
         except Exception as error:  # noqa: BLE001 - a fault of ours must leave nobody waiting for ever
             outcome = error
         task = asyncio.current_task()
@@ -273,17 +295,13 @@ class BatchQueue:
         self._timer = loop.call_at(min(dues), self._give_up) if dues else None
 
     def _refuse_waiting(self, now: float) -> None:
-        for waiting in (self._reads, self._writes):
-            while waiting and waiting[0].due <= now:
-                waiting.popleft().refuse(self._overdue)
+        for line in (self._reads, self._writes):
+            for request in line.take_overdue(now):
+                request.refuse(self._overdue)
 
 
-def _take(waiting: deque[_Request[C]], most: int) -> Sequence[_Request[C]]:
-    """The oldest `most`, and the rest of what the last of them belongs to."""
-    taken = [waiting.popleft() for _ in range(min(most, len(waiting)))]
-    while waiting and waiting[0].follows:
-        taken.append(waiting.popleft())
-    return taken
+def _commands(requests: Iterable[_Request[C]]) -> list[C]:
+    return [command for request in requests for command in request.commands]
 
 
 def _acquires_behind_releases(writes: Sequence[_Request[Write]]) -> Sequence[_Request[Write]]:
@@ -291,23 +309,26 @@ def _acquires_behind_releases(writes: Sequence[_Request[Write]]) -> Sequence[_Re
 
     An acquire whose token is used otherwise too keeps its place: its caller may be giving it back.
     """
-    commands = [each.command for each in writes]
     last = {
-        each.slot_key: place for place, each in enumerate(commands) if isinstance(each, Release)
+        command.slot_key: place
+        for place, request in enumerate(writes)
+        for command in request.commands
+        if isinstance(command, Release)
     }
     if not last:
         return writes
-    own = {each.token for each in commands if isinstance(each, (Renew, Release))}
+    own = {each.token for each in _commands(writes) if isinstance(each, (Renew, Release))}
     ordered: list[_Request[Write]] = []
     waiting: dict[SlotKey, list[_Request[Write]]] = {}
-    for place, (each, command) in enumerate(zip(writes, commands, strict=True)):
-        release = last.get(command.slot_key, -1)
-        if place < release and isinstance(command, Acquire) and command.token not in own:
-            waiting.setdefault(command.slot_key, []).append(each)
-        else:
-            ordered.append(each)
-        if place == release:
-            ordered += waiting.pop(command.slot_key, ())
+    for place, request in enumerate(writes):
+        match request.commands:
+            case (Acquire(slot_key, token),) if place < last.get(slot_key, -1) and token not in own:
+                waiting.setdefault(slot_key, []).append(request)
+                continue
+        ordered.append(request)
+        for command in request.commands:
+            if last.get(command.slot_key) == place:
+                ordered += waiting.pop(command.slot_key, ())
     return ordered
 
 
@@ -319,8 +340,11 @@ def _answer(requests: Sequence[_Request[C]], outcome: Sequence[Answer] | Excepti
         for request in requests:
             request.fail(outcome)
     else:
-        for request, answer in zip(requests, outcome, strict=True):
-            request.succeed(answer)
+        place = 0
+        for request in requests:
+            after = place + len(request.commands)
+            request.succeed(outcome[place:after])
+            place = after
 
 
 def _report(fault: Exception) -> None:

@@ -27,6 +27,7 @@ from volcano_server.lease import (
     SlotKey,
     Write,
 )
+from volcano_server.value import value
 
 
 class Kind(StrEnum):
@@ -36,7 +37,7 @@ class Kind(StrEnum):
     LAPSED = "lapsed"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Event:
     """The beginning or the end of one lease.  `at`: µs on the store's clock.
 

@@ -11,11 +11,12 @@ The rules in words: docs/semantics.md#lease-rules; as data: conformance/tables/t
 """
 
 from collections.abc import Iterable, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple, assert_never
 
 from volcano_server import fencing
 from volcano_server.problems import LOCK_HELD, LOCK_OWNERSHIP_LOST, Problem
+from volcano_server.value import value
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
@@ -24,7 +25,7 @@ MARGIN = SECOND
 LONGEST = 90 * DAY
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Lease:
     """One acquisition of a key.  `token` is the canonical (lower-case) lock token."""
 
@@ -33,7 +34,7 @@ class Lease:
     hard_deadline: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Slot:
     """What is kept per key.  A release empties the lease and keeps the fencing token.
 
@@ -62,32 +63,32 @@ class SlotKey(NamedTuple):  # its hash is asked for several times a command
     key: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Acquire:
     slot_key: SlotKey
     token: str = field(repr=False)
     ttl_seconds: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Renew:
     slot_key: SlotKey
     token: str = field(repr=False)
     ttl_seconds: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Release:
     slot_key: SlotKey
     token: str = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ForceRelease:
     slot_key: SlotKey
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Read:
     slot_key: SlotKey
 
@@ -96,7 +97,7 @@ Write = Acquire | Renew | Release | ForceRelease
 Command = Write | Read
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Granted:
     """The answer to an acquire or a renewal.  `expires_in`: µs left when it was decided.
 
@@ -109,7 +110,7 @@ class Granted:
     begins: bool = field(default=False, compare=False)  # a new lease
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Released:
     """The key is free at once.  `fencing_token`: of the lease that ended by it `at`, 0 for none."""
 
@@ -117,14 +118,14 @@ class Released:
     at: int = field(default=0, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Held:
     expires_at: int
     fencing_token: int
     expires_in: int = field(default=0, compare=False)  # below 0 in the grace
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Free:
     """The answer to a read of a key that can be taken."""
 

@@ -11,13 +11,14 @@ and what the other servers let through since they were last heard of.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from volcano_server.value import value
 
 _SECOND = 1_000_000
 _WINDOW = 60 * _SECOND
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Window:
     """What is kept per project.  `number`: of the minute since 1970; `used`: at this server."""
 
@@ -32,7 +33,7 @@ class Window:
 UNUSED = Window(number=-1, used=0)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Spent:
     """What became of some operations: the first `allowed` of them may be done."""
 

@@ -6,7 +6,7 @@ Each check costs only what comes before it: docs/semantics.md#order-of-checks.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -210,7 +210,7 @@ class LockService:
             return Outcome(STORE_UNAVAILABLE, caller, spent, reason=str(error))
         if spent is not None and allowed < len(renewals):
             refusal = rate_limited(caller.quota, retry_after=spent.retry_after)
-            answers += [refusal] * (len(renewals) - allowed)
+            answers = [*answers, *[refusal] * (len(renewals) - allowed)]
         keys = [renewal.slot_key.key for renewal in renewals]
         return Outcome(wire.Together(keys, answers), caller, spent)
 
@@ -316,9 +316,9 @@ class _Waiting:
     def done(self) -> bool:
         return self._is_told
 
-    def set_result(self, answer: Answer) -> None:
+    def set_result(self, answers: Sequence[Answer]) -> None:
         self._is_told = True
-        self._tell(Outcome(answer, self._caller, self._spent))
+        self._tell(Outcome(answers[0], self._caller, self._spent))
 
     def set_exception(self, error: Exception) -> None:
         self._is_told = True

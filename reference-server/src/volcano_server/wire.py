@@ -13,6 +13,7 @@ Bodies go out through templates: a tenth of what `model_dump_json` costs, and th
 
 import json
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple
@@ -81,8 +82,8 @@ class RenewalsBody(BaseModel):
 class Together(NamedTuple):
     """The answers to a request to renew many, by position."""
 
-    keys: list[str]
-    answers: list[Answer]
+    keys: Sequence[str]
+    answers: Sequence[Answer]
 
 
 # ---------------------------------------------------------------- in
