@@ -13,6 +13,7 @@ require_relative "support/scripted_server"
 require_relative "support/real_server"
 
 ENV.delete_if { |name, _value| name.start_with?("VOLCANO_") || name.downcase.end_with?("_proxy") }
+trap("INT", "DEFAULT") # what a shell runs in the background ignores it, and so would the programs of the tests
 
 # What all tests share. Warnings of our own code are errors, and no test runs for ever.
 class VolcanoTest < Minitest::Test
