@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from math import inf
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -336,6 +337,8 @@ class Guard:
     joins_from: float | None = None  # while it waits for its next try, and nothing else
     taken_along: "asyncio.Future[asyncio.Task[Shared]] | None" = None
     moved: asyncio.Event = field(default_factory=asyncio.Event)
+    shortened: asyncio.Event = field(default_factory=asyncio.Event)
+    renew_by: float = inf  # since a shorter TTL was sent
 
     @property
     def stop(self) -> float:
@@ -364,9 +367,16 @@ class Guard:
 
     def shorten(self, sent: float, ttl: float) -> None:
         """A request that carries `ttl` goes out: the shortest counts, from now on."""
-        self.ttl = min(self.ttl, ttl)
+        is_shorter, self.ttl = ttl < self.ttl, min(self.ttl, ttl)
         self.deadline = min(self.deadline, sent + ttl)
         self.moved.set()
+        if is_shorter:
+            self.hurry(sent)
+
+    def hurry(self, sent: float) -> None:
+        """The next renewal comes sooner, in case the answer to that request is lost."""
+        self.renew_by = sent + self.rules.renewal_delay(self.ttl, self.stop - sent, 0.0)
+        self.shortened.set()
 
 
 @dataclass(frozen=True)
@@ -408,6 +418,7 @@ class Sdk:
         self.spent: set[str] = set()  # tokens for which a release was sent
         self.background: set[asyncio.Task[Any]] = set()
         self.ears = self.ears_class(self)
+        self.closing = asyncio.Event()  # of those who watch
 
     # -------------------------------------------------------- direct calls
 
@@ -423,10 +434,15 @@ class Sdk:
             wait, key, ttl, token, request_id, give_back=token is None
         )
         if self.clock.now >= worth - self.rules.margin(ttl):
-            await self._give_back(lease.key, lease.token)
+            if not self._is_the_callers(token):
+                await self._give_back(lease.key, lease.token)
             raise TransportError("the answer came too late: not held", sent=True)
         del sent
         return lease
+
+    def _is_the_callers(self, token: str | None) -> bool:
+        """Who can recover the lease with it, and might already."""
+        return token is not None
 
     async def renew(self, key: Any, lease: Lease, ttl: Any, request_id: str | None = None) -> Lease:
         self._check(key, ttl=ttl, lease=lease)
@@ -467,6 +483,7 @@ class Sdk:
 
     async def close(self) -> None:
         self.ears.close()
+        self._end_watches()
         held = [guard for guard in self.guards.values() if not guard.over]
         for guard in held:
             self._lose_at_close(guard)
@@ -476,6 +493,9 @@ class Sdk:
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
+
+    def _end_watches(self) -> None:
+        self.closing.set()
 
     def _lose_at_close(self, guard: Guard) -> None:
         guard.closed = True
@@ -668,16 +688,25 @@ class Sdk:
 
         A retry is never brought forward: it waits for its turn, or for `Retry-After`.
         """
+        taken_along: asyncio.Future[asyncio.Task[Shared]]
         taken_along = asyncio.get_running_loop().create_future()
         guard.joins_from = due - (0 if is_retry else self._brought_forward(guard.ttl))
         guard.taken_along = taken_along
         bell = asyncio.ensure_future(self.clock.sleep(due - self.clock.now))
+        shortened = asyncio.ensure_future(guard.shortened.wait())
+        things: set[asyncio.Future[Any]] = {bell, taken_along, shortened}
         try:
-            await asyncio.wait({bell, taken_along}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(things, return_when=asyncio.FIRST_COMPLETED)
         finally:
             bell.cancel()
+            shortened.cancel()
             guard.joins_from = guard.taken_along = None
-        return taken_along.result() if taken_along.done() else None
+        if taken_along.done():
+            return taken_along.result()
+        if not bell.done():
+            guard.shortened.clear()
+            return await self._until_due(guard, min(due, guard.renew_by), is_retry=is_retry)
+        return None
 
     # -------------------------------------------------------- many renewals in one request
 
@@ -838,7 +867,8 @@ class Sdk:
                         key, ttl, token, self._next_id(), give_back=give_back
                     )
                 except ConflictError as conflict:
-                    last, failures, waiter.trouble = conflict, 0, None
+                    last, failures = conflict, 0
+                    self._was_answered(waiter)
                 except (RateLimitedError, ServerError, TransportError) as passing:
                     waiter.trouble, failures = passing, failures + 1
                     pause = self._pause_after(passing, failures)
@@ -849,6 +879,9 @@ class Sdk:
         if self.ears.is_closed:
             raise ClosedError("this client was closed")
         raise waiter.error or waiter.trouble or last
+
+    def _was_answered(self, waiter: Waiter) -> None:
+        waiter.trouble = None
 
     def _next_id(self) -> str:
         return new_id()
@@ -879,6 +912,17 @@ class Sdk:
         if not 1 <= len(filters.keys) + len(filters.prefixes) <= 64:
             raise ValueError("watch takes 1 to 64 keys and prefixes")
         return watch(self, filters)
+
+    async def unless_closing(self, work: Awaitable[T]) -> T | None:
+        """None when the client was closed first."""
+        working, closing = asyncio.ensure_future(work), asyncio.ensure_future(self.closing.wait())
+        try:
+            await asyncio.wait({working, closing}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            working.cancel()
+            closing.cancel()
+            await asyncio.gather(working, closing, return_exceptions=True)
 
     def _filters(self, given: Any) -> list[Any]:
         filters = [] if given is None else given if isinstance(given, list) else [given]

@@ -439,17 +439,17 @@ async def _before(sdk: "Sdk", work: Awaitable[bytes], seconds: float) -> bytes:
 
 
 async def watch(sdk: "Sdk", filters: Filters) -> AsyncGenerator[LockEvent, None]:
-    """Over a stream of its own, opened again and again."""
+    """Over a stream of its own, opened again and again, until the client is closed."""
     last_id, failures, was_open = "", 0, False
-    while True:
-        outcome = await sdk.open_stream(filters, last_id)
+    while outcome := await sdk.unless_closing(sdk.open_stream(filters, last_id)):
         wait = None
         if isinstance(outcome, Stream):
             if was_open and not last_id:
                 yield LockEvent("reset")
             was_open = True
             async with aclosing(heard(sdk, outcome)) as pieces:
-                async for events, seen in pieces:
+                while piece := await sdk.unless_closing(anext(pieces, None)):
+                    events, seen = piece
                     failures, last_id = 0, seen or last_id
                     for event in events:
                         yield event
@@ -459,7 +459,7 @@ async def watch(sdk: "Sdk", filters: Filters) -> AsyncGenerator[LockEvent, None]
             wait = outcome.facts.get("retry_after")
         failures += 1
         pause = sdk.waiting_rules.backoff(failures) if wait is None else wait
-        await sdk.clock.sleep(pause)
+        await sdk.unless_closing(sdk.clock.sleep(pause))
 
 
 __all__ = ["Ears", "Filters", "LockEvent", "Parser", "Stream", "Waiter", "WaitingRules"]
