@@ -273,13 +273,13 @@ def test_a_server_without_events_is_polled(threads: ThreadsStage) -> None:
     assert threads.wire.summary() == "acquire watch get get acquire get get acquire"
 
 
-def test_a_poll_has_what_is_left_of_the_wait(threads: ThreadsStage) -> None:
+def test_a_poll_has_two_seconds_and_no_more_than_is_left_of_the_wait(threads: ThreadsStage) -> None:
     threads.script(acquire=[HELD], watch=[refused(404)], get=[is_held("2027-01-01T00:00:00Z")] * 2)
-    call = threads.call(acquire(threads, wait=8))
-    threads.advance(8)
+    call = threads.call(acquire(threads, wait=7))
+    threads.advance(7)
 
     assert isinstance(call.error, ConflictError)
-    assert [one.timeout for one in threads.wire.of("get")] == [5.0, 2.0]
+    assert [one.timeout for one in threads.wire.of("get")] == [2.0, 1.0]
 
 
 def test_a_poll_that_fails_is_made_again(threads: ThreadsStage) -> None:

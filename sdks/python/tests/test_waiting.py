@@ -385,8 +385,8 @@ def test_an_event_that_comes_while_one_tries_is_not_lost(stage: Stage) -> None:
     assert stage.turn(waiter) is Turn.TRY
 
 
-def test_who_is_not_the_first_and_leaves_disturbs_nobody(stage: Stage) -> None:
-    first, second = stage.join(), stage.join()
+def test_who_is_neither_first_nor_last_and_leaves_disturbs_nobody(stage: Stage) -> None:
+    first, second, _ = stage.join(), stage.join(), stage.join()
     stage.open()
     stage.woken.clear()
     stage.leave(second)
@@ -466,7 +466,7 @@ def test_a_server_without_events_is_polled_for_ever(stage: Stage) -> None:
 
 
 def test_reads_that_fail_are_made_again_and_told_if_the_wait_ends_so(stage: Stage) -> None:
-    waiter, other = stage.join(wait=10), stage.join(wait=10)
+    other, waiter = stage.join(wait=10), stage.join(wait=10)
     lost = TransportError("lost")
     stage.now += 3
     assert stage.turn(waiter) is Turn.READ
@@ -485,8 +485,8 @@ def test_what_a_try_was_answered_stands_for_all_whatever_failed_before(
 ) -> None:
     waiter, other = stage.join(), stage.join()
     stage.now += 3
-    assert stage.turn(waiter) is Turn.READ
-    stage.waiting.failed(waiter, TransportError("lost"), stage.now)
+    assert stage.turn(other) is Turn.READ
+    stage.waiting.failed(other, TransportError("lost"), stage.now)
     stage.open()
     if gets_it:
         assert stage.turn(waiter) is Turn.TRY
@@ -518,8 +518,22 @@ def test_what_was_to_be_left_alone_for_longer_still_is(stage: Stage) -> None:
     assert stage.turn(waiter) == 27.0
 
 
+def test_a_later_failure_does_not_shorten_what_was_asked_for(stage: Stage) -> None:
+    first, second = stage.join(), stage.join()
+    stage.open()
+    assert stage.turn(first) is Turn.TRY
+    stage.join("other")
+    second.try_at = stage.now
+    assert stage.turn(second) is Turn.TRY
+
+    stage.waiting.failed(first, RateLimitedError("", retry_after=30.0), stage.now)
+    stage.waiting.failed(second, TransportError("lost"), stage.now)
+
+    assert stage.turn(first) == 30.0
+
+
 def test_a_read_that_the_end_of_the_wait_breaks_off_says_nothing(stage: Stage) -> None:
-    waiter, other = stage.join(wait=4), stage.join(wait=60)
+    other, waiter = stage.join(wait=60), stage.join(wait=4)
     stage.now += 3
     assert stage.turn(waiter) is Turn.READ
     stage.now += 1
@@ -540,7 +554,7 @@ def test_word_of_an_acquisition_says_that_the_key_is_held(stage: Stage) -> None:
 
 
 def test_a_read_that_is_final_is_the_end(stage: Stage) -> None:
-    waiter, next_one = stage.join(), stage.join()
+    next_one, waiter = stage.join(), stage.join()
     stage.now += 3
     assert stage.turn(waiter) is Turn.READ
     with pytest.raises(AuthenticationError):
@@ -550,13 +564,26 @@ def test_a_read_that_is_final_is_the_end(stage: Stage) -> None:
     assert stage.turn(next_one) is Turn.READ
 
 
-def test_of_many_one_reads(stage: Stage) -> None:
+def test_of_many_one_reads_and_it_is_the_last(stage: Stage) -> None:
+    """Who came first has least left of its wait, and an answer may take long."""
     first, second = stage.join(), stage.join()
     stage.now += 3
 
-    assert stage.turn(second) == 997.0
-    stage.reads(first, FREE)
+    assert stage.turn(first) == 997.0
+    stage.reads(second, FREE)
     assert stage.turn(first) is Turn.TRY
+
+
+def test_a_read_that_hangs_keeps_nobody_else_from_trying(stage: Stage) -> None:
+    reading = stage.join()
+    stage.now += 3
+    assert stage.turn(reading) is Turn.READ
+    second, third = stage.join(), stage.join()
+
+    stage.open()
+
+    assert stage.turn(third) == 1000.0
+    assert stage.turn(second) is Turn.TRY
 
 
 # --- the stream

@@ -16,7 +16,7 @@ from volcano_sdk.lease import LockLease
 from volcano_sdk.operations import Acquired, AcquireFailedError, Failure, Outcome, Try
 from volcano_sdk.renewal import Trust
 from volcano_sdk.runtime import Runtime, new_uuid, run
-from volcano_sdk.waiting import Turn, Waiter
+from volcano_sdk.waiting import Turn, Waiter, read_timeout
 
 _Result = TypeVar("_Result")
 
@@ -218,7 +218,7 @@ class _Wait(Generic[_Result]):
             service_key=self._runtime.settings.credential,
         )
         left = self._waiter.until - self._runtime.timers.now()
-        attempt = Try(request, min(self._runtime.settings.timeout, left))
+        attempt = Try(request, read_timeout(self._runtime.settings.timeout, left))
         outcome = self._runtime.transport.exchange(attempt)
         if isinstance(outcome, Failure):
             raise outcome.error

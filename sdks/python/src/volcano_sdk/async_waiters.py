@@ -24,7 +24,7 @@ from volcano_sdk.errors import ConflictError, TransportError, VolcanoError
 from volcano_sdk.operations import Answer, Failure
 from volcano_sdk.settings import Settings
 from volcano_sdk.subscription import SILENCE, Subscription, refusal
-from volcano_sdk.waiting import Turn, Waiter, Waiting
+from volcano_sdk.waiting import Turn, Waiter, Waiting, read_timeout
 
 _Result = TypeVar("_Result")
 
@@ -136,8 +136,8 @@ class Waiters:
             request_id=self._calls.request_id(None),
             service_key=self._calls.credential,
         )
-        left = waiter.until - self._clock.now()
-        state = operations.state(request, await self._calls.ask(request, patience=left))
+        patience = read_timeout(inf, waiter.until - self._clock.now())
+        state = operations.state(request, await self._calls.ask(request, patience=patience))
         self._waiting.read(waiter, state, self._clock.now(), self._clock.wall())
 
     # --- streams ---------------------------------------------------------------------------------

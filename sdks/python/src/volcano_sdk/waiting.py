@@ -21,6 +21,8 @@ from volcano_sdk.subscription import Subscription, is_passing, pause
 GRACE = 1.0
 """Seconds after `expires_at`, in which nobody can have the key."""
 _SOONEST_READ = 0.1
+_LONGEST_READ = 2.0
+"""A read that hangs keeps its call from trying."""
 
 
 def checked_wait(wait: object) -> float:
@@ -66,8 +68,13 @@ class Waiter:
         self.doing: Turn | None = None
 
 
+def read_timeout(client_timeout: float, left: float) -> float:
+    """Seconds for a read; `left`: of its call's wait, which may be over since."""
+    return max(min(client_timeout, _LONGEST_READ, left), 0.001)
+
+
 class _Line:
-    """Those who wait for one key, in their order; `try_at` and `read_at` are the first one's."""
+    """Those who wait for one key, in their order.  Of all of them one tries, and one reads."""
 
     def __init__(self) -> None:
         self.waiters: dict[Waiter, None] = {}  # a set that remembers the order
@@ -79,20 +86,32 @@ class _Line:
         self.overdue: datetime | None = None  # read once more soon: our clock may be fast
 
     @property
-    def first(self) -> Waiter:
-        return next(iter(self.waiters))
+    def trier(self) -> Waiter:
+        """The first, unless it is busy with a read: that may hang."""
+        first = next(iter(self.waiters))
+        if first.doing is not Turn.READ:
+            return first
+        return next((each for each in self.waiters if each.doing is not Turn.READ), first)
+
+    @property
+    def reader(self) -> Waiter:
+        """The last: of equal waits it has most left for the answer."""
+        return next(reversed(self.waiters))
 
     def moment(self, waiter: Waiter) -> float:
         """When this one has something to do, but for the end of its wait."""
-        at = waiter.try_at
-        if waiter is self.first:
-            at = min(at, self.try_at, self.read_at)
-        return max(at, self.not_before)
+        return max(min(self._try_at(waiter), self._read_at(waiter)), self.not_before)
 
     def due(self, waiter: Waiter, now: float) -> Turn | None:
         if now < self.moment(waiter):
             return None
-        return Turn.TRY if min(waiter.try_at, self.try_at) <= now else Turn.READ
+        return Turn.TRY if self._try_at(waiter) <= now else Turn.READ
+
+    def _try_at(self, waiter: Waiter) -> float:
+        return min(waiter.try_at, self.try_at if waiter is self.trier else math.inf)
+
+    def _read_at(self, waiter: Waiter) -> float:
+        return self.read_at if waiter is self.reader else math.inf
 
     def heard(self) -> None:
         """What was answered is so for all: whatever else failed before."""
@@ -101,11 +120,11 @@ class _Line:
 
     def try_soon(self, at: float) -> None:
         self.try_at = min(self.try_at, at)
-        self.first.wake()
+        self.trier.wake()
 
     def read_soon(self, at: float) -> None:
         self.read_at = at
-        self.first.wake()
+        self.reader.wake()
 
 
 class Waiting:
@@ -144,7 +163,7 @@ class Waiting:
             waiter.doing = None
             line.failures = 0
             line.heard()
-        was_first = waiter is line.first
+        had_duties = waiter is line.trier or waiter is line.reader
         del line.waiters[waiter]
         if not line.waiters:
             del self._lines[waiter.key]
@@ -155,8 +174,9 @@ class Waiting:
             line.try_soon(now)
         elif waiter.doing is Turn.READ:
             line.read_soon(now)
-        elif was_first:
-            line.first.wake()
+        elif had_duties:
+            line.trier.wake()
+            line.reader.wake()
 
     def turn(self, waiter: Waiter, now: float) -> Turn | float:
         """What it is to do, or until when it is to wait for its `wake`."""
@@ -186,7 +206,8 @@ class Waiting:
         elif was is Turn.TRY:
             waiter.error = error
             line.failures += 1
-            line.not_before = now + pause(line.failures, self._jitter(), error.retry_after)
+            later = now + pause(line.failures, self._jitter(), error.retry_after)
+            line.not_before = max(line.not_before, later)
             line.try_soon(now)
         else:  # it is owed still, whether a stream tells of the key or not
             if now < waiter.until:  # else it was broken off, which says nothing
