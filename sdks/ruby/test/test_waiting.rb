@@ -159,6 +159,12 @@ class TestWaiting < VolcanoTest
     assert_steps([nil, NEVER], at: 1003)
   end
 
+  def test_a_poll_has_two_seconds_and_no_more_than_is_left_of_the_wait
+    polls = { [10, 60] => 2.0, [1, 60] => 1, [10, 1.5] => 1.5, [10, -3] => 0.001 }
+
+    assert_equal(polls.values, polls.keys.map { |timeout, left| Volcano::Waiting.poll_timeout(timeout, left) })
+  end
+
   def test_what_is_to_be_left_alone_is_for_as_long_as_anybody_was_told
     @turn.hold_back(1030)
     @turn.not_read(Volcano::Error::TransportError.new("x"), 1000, 0)

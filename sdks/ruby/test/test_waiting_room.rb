@@ -348,6 +348,10 @@ class TestWaitingRoom < VolcanoTest
 
     assert_equal(tries + 1, @server.operations.count("acquire"))
     @on_acquire = nil
+    waiting << wait_for("k")
+    wait_until { @server.operations.count("acquire") > tries + 1 && at_rest(waiting) }
+
+    assert_equal(tries + 2, @server.operations.count("acquire"), "the first of who came meanwhile, and no second")
     free("k")
     advance_until { waiting.none?(&:alive?) }
     assert_nothing_left

@@ -144,8 +144,8 @@ module Volcano
     # Returns whether to wait on.
     def poll(waiter)
       request = Operations.get(@key, **@client.locks.sender)
-      left = [waiter.turn.over_at - @session.clock.now, 0.001].max
-      outcome = @session.transport.call(Operations::Try.new(request: request, timeout: [@client.timeout, left].min))
+      timeout = Waiting.poll_timeout(@client.timeout, waiter.turn.over_at - @session.clock.now)
+      outcome = @session.transport.call(Operations::Try.new(request: request, timeout: timeout))
       state = Operations.state(request, outcome)
       waiter.read(state)
       true

@@ -17,6 +17,8 @@ module Volcano
     POLL_SECONDS = (1.0..5.0).freeze
     GRACE_SECONDS = 1.0
     SOONEST_POLL_SECONDS = 0.1
+    # A read that hangs keeps its call from trying.
+    LONGEST_POLL_SECONDS = 2.0
     # Those that hear the same event spread their tries over this for each other one, and over a second at most.
     SPREAD_SECONDS = 0.002
     LONGEST_SPREAD_SECONDS = 1.0
@@ -40,6 +42,11 @@ module Volcano
     # Seconds between two reads of a key. `early`: until there is reason for the next one.
     def poll_delay(random, early = Float::INFINITY)
       [POLL_SECONDS.begin + random * (POLL_SECONDS.end - POLL_SECONDS.begin), early].min
+    end
+
+    # Seconds for one read. `left`: of its call's wait, which may be over since.
+    def poll_timeout(client_timeout, left)
+      [client_timeout, LONGEST_POLL_SECONDS, left].min.clamp(0.001..)
     end
 
     # When a key may be free, by what polls read of its holder's lease; one for all that wait for the key.

@@ -172,7 +172,9 @@ module Volcano
     # --- who waits ---------------------------------------------------------------------------------
 
     def admit(waiter)
-      (@waiters[waiter.key] ||= []) << waiter
+      others = @waiters[waiter.key] ||= []
+      others.each { |other| waiter.turn.hold_back(other.turn.not_before) }
+      others << waiter
       @expiries[waiter.key] ||= Waiting::Expiry.new
       over_at = waiter.turn.over_at
       waiter.over_timer = timer(over_at) { stir(waiter) } if over_at.finite?
