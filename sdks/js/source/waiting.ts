@@ -42,6 +42,7 @@ export class Waiting {
   #refusal: VolcanoError;
   #pace: Pace;
   #trouble: VolcanoError | null = null; // the last outcome, where that says nothing of the key
+  #final: VolcanoError | null = null; // what will not pass, whatever a try under way is answered
 
   constructor(endsAt: number, refusal: VolcanoError, pace: Pace) {
     this.#endsAt = endsAt;
@@ -61,7 +62,7 @@ export class Waiting {
 
   /** What the wait has come to, once it is over. */
   outcome(now: number): VolcanoError | null {
-    return now >= this.#endsAt ? (this.#trouble ?? this.#refusal) : null;
+    return now >= this.#endsAt ? (this.#final ?? this.#trouble ?? this.#refusal) : null;
   }
 
   /** The key may be free: try at that time. */
@@ -117,7 +118,10 @@ export class Waiting {
     this.#trouble = error;
     if (isPassing(error)) {
       this.#pace.notBefore = Math.max(this.#pace.notBefore, now + Math.max(seconds, error.retryAfter ?? 0));
-    } else this.#endsAt = now;
+    } else {
+      this.#final = error;
+      this.#endsAt = now;
+    }
   }
 }
 

@@ -141,6 +141,16 @@ test('what one was told to wait holds for all that wait for the key', () => {
   assert.equal(other.tryAt, 17);
 });
 
+test('what will not pass is what it has come to, whatever a try under way is answered', () => {
+  const wait = waiting();
+  const forbidden = new sdk.PermissionDeniedError('no', { status: 403 });
+  wait.trying();
+  wait.read(forbidden, 10);
+  wait.refused(refusal);
+
+  assert.equal(wait.outcome(10), forbidden);
+});
+
 test('if it ends while the last outcome was an error, that is what it has come to', () => {
   const one = waiting();
   const error = new sdk.ServerError('oh', { status: 500 });
