@@ -302,6 +302,29 @@ async def test_an_acquire_never_passes_what_else_is_asked_with_its_token(
     assert await state == Free()
 
 
+@pytest.mark.parametrize(
+    "other", [ForceRelease(NIGHTLY), Acquire(NIGHTLY, "dave", 5)], ids=["force release", "own"]
+)
+async def test_where_one_acquire_keeps_its_place_all_of_that_key_do(
+    queue: BatchQueue, store: HeldStore, other: Write
+) -> None:
+    (first,) = start(queue, acquire("other"))
+    holding = await store.next_job()
+    commands = [
+        Acquire(NIGHTLY, "bob", 5),
+        other,
+        Renew(NIGHTLY, "dave", 5),
+        Release(NIGHTLY, "stale"),
+    ]
+    answers = start(queue, *commands)
+    holding.proceed()
+    job = await store.next_job()
+    job.proceed()
+    await asyncio.gather(first, *answers)
+
+    assert job.commands == commands
+
+
 async def test_a_request_that_let_a_release_pass_is_refused_in_time_all_the_same(
     queue: BatchQueue, store: HeldStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

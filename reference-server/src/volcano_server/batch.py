@@ -24,7 +24,17 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from volcano_server.lease import Acquire, Answer, Command, Read, Release, Renew, SlotKey, Write
+from volcano_server.lease import (
+    Acquire,
+    Answer,
+    Command,
+    ForceRelease,
+    Read,
+    Release,
+    Renew,
+    SlotKey,
+    Write,
+)
 from volcano_server.stores.store import Store, StoreUnavailableError
 
 PATIENCE = 5.0
@@ -308,6 +318,7 @@ def _acquires_behind_releases(writes: Sequence[_Request[Write]]) -> Sequence[_Re
     """None has been answered yet, so any order of theirs is right.
 
     An acquire whose token is used otherwise too keeps its place: its caller may be giving it back.
+    So do all of a key of which that is so, or that is force released: none is overtaken by another.
     """
     last = {
         command.slot_key: place
@@ -317,12 +328,16 @@ def _acquires_behind_releases(writes: Sequence[_Request[Write]]) -> Sequence[_Re
     }
     if not last:
         return writes
-    own = {each.token for each in _commands(writes) if isinstance(each, (Renew, Release))}
+    commands = _commands(writes)
+    own = {each.token for each in commands if isinstance(each, (Renew, Release))}
+    for each in commands:
+        if isinstance(each, ForceRelease) or (isinstance(each, Acquire) and each.token in own):
+            last.pop(each.slot_key, None)
     ordered: list[_Request[Write]] = []
     waiting: dict[SlotKey, list[_Request[Write]]] = {}
     for place, request in enumerate(writes):
         match request.commands:
-            case (Acquire(slot_key, token),) if place < last.get(slot_key, -1) and token not in own:
+            case (Acquire(slot_key),) if place < last.get(slot_key, -1):
                 waiting.setdefault(slot_key, []).append(request)
                 continue
         ordered.append(request)
