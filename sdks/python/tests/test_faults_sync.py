@@ -502,6 +502,7 @@ def test_control_c_ends_a_wait_and_leaves_nothing(server: VolcanoServer) -> None
         other.locks.release("a", lease)
         print(other.locks.get("a").held)
         """,
+        is_interrupted=True,
     )
     assert done.stdout.split() == ["True", "False"]
 
