@@ -315,10 +315,21 @@ def _commands(requests: Iterable[_Request[C]]) -> list[C]:
 
 
 def _acquires_behind_releases(writes: Sequence[_Request[Write]]) -> Sequence[_Request[Write]]:
-    """None has been answered yet, so any order of theirs is right.
+    """None has been answered yet, so any order of theirs is right."""
+    asked: set[SlotKey] = set()
+    for request in writes:
+        for command in request.commands:
+            if isinstance(command, Acquire):
+                asked.add(command.slot_key)
+            elif isinstance(command, Release) and command.slot_key in asked:
+                return _reordered(writes)
+    return writes
 
-    An acquire whose token is used otherwise too keeps its place: its caller may be giving it back.
-    So do all of a key of which that is so, or that is force released: none is overtaken by another.
+
+def _reordered(writes: Sequence[_Request[Write]]) -> Sequence[_Request[Write]]:
+    """One whose token is used otherwise too keeps its place: its caller may be giving it back.
+
+    So do all acquires of such a key, or of one that is force released: none overtakes another.
     """
     last = {
         command.slot_key: place
@@ -326,8 +337,6 @@ def _acquires_behind_releases(writes: Sequence[_Request[Write]]) -> Sequence[_Re
         for command in request.commands
         if isinstance(command, Release)
     }
-    if not last:
-        return writes
     commands = _commands(writes)
     own = {each.token for each in commands if isinstance(each, (Renew, Release))}
     for each in commands:
