@@ -574,6 +574,20 @@ def test_of_many_one_reads_and_it_is_the_last(stage: Stage) -> None:
     assert stage.turn(first) is Turn.TRY
 
 
+def test_who_leaves_in_its_try_leaves_its_reads_to_the_next_one(stage: Stage) -> None:
+    first, second, last = stage.join(), stage.join(), stage.join()
+    last.try_at = stage.now
+    assert stage.turn(last) is Turn.TRY
+    stage.woken.clear()
+
+    stage.leave(last)
+
+    assert set(stage.woken) == {first, second}
+    stage.is_refused(first)
+    stage.now += 3
+    assert stage.turn(second) is Turn.READ
+
+
 def test_a_read_that_hangs_keeps_nobody_else_from_trying(stage: Stage) -> None:
     reading = stage.join()
     stage.now += 3

@@ -170,11 +170,12 @@ class Waiting:
             self._untold.pop(waiter.key, None)
             if not self._lines:
                 self._open = self._opening = self._next = None
-        elif waiter.doing is Turn.TRY:
+            return
+        if waiter.doing is Turn.TRY:
             line.try_soon(now)
         elif waiter.doing is Turn.READ:
             line.read_soon(now)
-        elif had_duties:
+        if had_duties:
             line.trier.wake()
             line.reader.wake()
 
