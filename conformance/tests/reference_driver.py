@@ -806,6 +806,7 @@ class Sdk:
             guard.lose(None)
             return False
         guard.lease, guard.sent = lease, sent
+        guard.shortened.clear()
         guard.extend(self.rules.worth(sent, self.clock.now, guard.ttl, expires_in(response)))
         return True
 
